@@ -1,0 +1,108 @@
+// chunk_kda_fwd's CPU kernels: this file is compiled once per instruction set, its stages lie in the -inl.h files
+// beside it.
+
+#include "cpu/highway.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "chunk_kda_fwd/cpu/kernel.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include <algorithm>
+
+#include "chunk_kda_fwd/cpu/finalize-inl.h"
+#include "chunk_kda_fwd/cpu/fwd_h-inl.h"
+#include "chunk_kda_fwd/cpu/gate-inl.h"
+#include "chunk_kda_fwd/cpu/kernel.h"
+#include "chunk_kda_fwd/cpu/post_wu-inl.h"
+#include "chunk_kda_fwd/cpu/prepare-inl.h"
+#include "cpu/targets.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kda::cpu::HWY_NAMESPACE {
+namespace {
+
+// The tokens of a chunk, all channels.
+RowRange ChunkRange(const ChunkShape& s, const Item& item, std::int64_t chunk) {
+  const std::int64_t token = chunk * s.C;
+  return {token, static_cast<int>(std::min<std::int64_t>(s.C, item.tokens - token)), 0, s.K};
+}
+
+// The tokens of block b of a chunk.
+RowRange BlockRange(const RowRange& chunk, int b, int column, int cols) {
+  return {chunk.token + b * kBlock, std::min(kBlock, chunk.rows - b * kBlock), column, cols};
+}
+
+void Prepare(const ChunkShape& s, const Item& item, std::int64_t chunk, const ChunkSlot& slot,
+             const PrepareScratch& scratch) {
+  const RowRange range = ChunkRange(s, item, chunk);
+  LoadBias(s, item, scratch.bias);
+  if (item.gk.present()) Fill(scratch.gk, s.K, 0.0f);
+  for (int b = 0; b * kBlock < range.rows; ++b) {
+    const RowRange block = BlockRange(range, b, 0, s.K);
+    PrepareBlock(s, item, block, scratch, slot.blocks[b]);
+    if (s.spans_blocks) PostBlock(s, item, {b, block}, scratch, slot.blocks[b]);
+  }
+  if (item.kg.present()) StoreKg(s, item, range, scratch, slot);
+}
+
+template <int kVectors>
+void AdvancePanel(const ChunkShape& s, const Item& item, std::int64_t chunk, const ChunkSlot& slot,
+                  const Panel<kVectors>& panel, const StateScratch& scratch) {
+  const RowRange range = ChunkRange(s, item, chunk);
+  if (item.h.present()) StorePanel(s, panel, item.h, chunk, scratch.rows);
+  for (int b = 0; b * kBlock < range.rows; ++b) {
+    const RowRange block = BlockRange(range, b, panel.column, Panel<kVectors>::kWidth);
+    SolveForVNew(s, item, block, slot.blocks[b], panel, scratch.v_new);
+    FinalizeBlock(s, item, block, slot.blocks[b], panel, scratch.v_new, scratch.out);
+    UpdateState(s, block.rows, slot.blocks[b], panel, scratch.v_new);
+  }
+}
+
+// f(panel) for every panel of the columns.
+template <class F>
+HWY_INLINE void ForStatePanels(const ChunkShape& s, float* state, Columns columns, const F& f) {
+  ForPanels(columns.end - columns.begin, [&](int column, auto vectors) HWY_ATTR {
+    const int at = columns.begin + column;
+    f(Panel<vectors.value>{state + static_cast<std::ptrdiff_t>(at) * s.K, at});
+  });
+}
+
+void Advance(const ChunkShape& s, const Item& item, std::int64_t chunk, const ChunkSlot& slot, float* state,
+             Columns columns, const StateScratch& scratch) {
+  ForStatePanels(s, state, columns,
+                 [&](const auto& panel) HWY_ATTR { AdvancePanel(s, item, chunk, slot, panel, scratch); });
+}
+
+void LoadState(const ChunkShape& s, const Item& item, float* state, Columns columns, const StateScratch& scratch) {
+  ForStatePanels(s, state, columns,
+                 [&](const auto& panel) HWY_ATTR { LoadPanel(s, item.initial_state, panel, scratch.rows); });
+}
+
+void StoreState(const ChunkShape& s, const Item& item, const float* state, Columns columns,
+                const StateScratch& scratch) {
+  // A panel is written to elsewhere; StorePanel only reads it.
+  ForStatePanels(s, const_cast<float*>(state), columns,
+                 [&](const auto& panel) HWY_ATTR { StorePanel(s, panel, item.final_state, 0, scratch.rows); });
+}
+
+}  // namespace
+
+const ChunkKernels& Kernels() {
+  static constexpr ChunkKernels kKernels = {kPanelColumns, &Prepare, &Advance, &LoadState, &StoreState};
+  return kKernels;
+}
+
+}  // namespace kda::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kda::cpu {
+
+const ChunkKernels& chunk_kernels() {
+  static const ChunkKernels& kernels = KDA_FOR_CHOSEN_TARGET(Kernels)();
+  return kernels;
+}
+
+}  // namespace kda::cpu
+#endif  // HWY_ONCE

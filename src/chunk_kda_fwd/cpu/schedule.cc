@@ -1,0 +1,57 @@
+#include "chunk_kda_fwd/cpu/schedule.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace kda::cpu {
+namespace {
+
+// Tokens (of one head) for which waking another thread pays.
+constexpr double kTokensPerThread = 32;
+
+// Work that may be wasted by uneven items before some are shared.
+constexpr double kTolerance = 1.1;
+
+}  // namespace
+
+Schedule::Schedule(const ChunkKdaFwdProblem& problem, int threads) {
+  const ChunkKdaFwdDims& dims = problem.dims;
+  heads_ = dims.HV;
+  items_ = dims.N * dims.HV;
+  const double batch = problem.is_packed() ? 1.0 : static_cast<double>(dims.N);
+  const double work = static_cast<double>(dims.T) * batch * static_cast<double>(dims.HV);
+  threads_ = static_cast<int>(std::clamp(work / kTokensPerThread, 1.0, static_cast<double>(threads)));
+  if (problem.is_packed()) {
+    order_.resize(static_cast<std::size_t>(dims.N));
+    std::iota(order_.begin(), order_.end(), 0);
+    std::stable_sort(order_.begin(), order_.end(), [&](std::int64_t a, std::int64_t b) {
+      return problem.sequence(a).tokens > problem.sequence(b).tokens;
+    });
+  }
+  if (threads_ == 1 || items_ == 0) return;
+  const std::int64_t chunks = (problem.sequence(sequence_of(0)).tokens + dims.C - 1) / dims.C;
+  if (chunks < 2) return;
+  shared_ = choose_shared(problem);
+  if (shared_ == 0) return;
+  window_chunks_ = std::clamp<std::int64_t>((2 * threads_ + shared_ - 1) / shared_, 2, 16);
+  windows_ = (chunks + window_chunks_ - 1) / window_chunks_;
+}
+
+std::int64_t Schedule::choose_shared(const ChunkKdaFwdProblem& problem) const {
+  const double threads = threads_;
+  const auto items = static_cast<double>(items_);
+  const auto longest = static_cast<double>(problem.sequence(sequence_of(0)).tokens);
+  if (!problem.is_packed()) {
+    const auto rounds = static_cast<double>((items_ + threads_ - 1) / threads_);
+    if (rounds * threads / items <= kTolerance) return 0;
+    // The last full round and what is left over: enough items for their panels to occupy every thread.
+    return std::min(items_, threads_ + items_ % threads_);
+  }
+  const double total = static_cast<double>(problem.dims.T) * static_cast<double>(heads_);
+  if (longest * threads <= total) return 0;
+  std::int64_t shared = 0;
+  while (shared<items_&& static_cast<double>(problem.sequence(sequence_of(shared)).tokens) * threads> total) ++shared;
+  return shared;
+}
+
+}  // namespace kda::cpu

@@ -1,0 +1,50 @@
+#pragma once
+
+// How the work items of a call are spread over threads. It decides who computes what, never what is computed.
+
+#include <cstdint>
+#include <vector>
+
+#include "chunk_kda_fwd/problem.h"
+
+namespace kda::cpu {
+
+// A work item is one sequence of one value head. Most items run whole on one thread ("alone"). Items that would keep
+// one thread busy while others idle are "shared": window by window, threads prepare chunks and carry panels of the
+// state on together.
+class Schedule {
+ public:
+  Schedule(const ChunkKdaFwdProblem& problem, int threads);
+
+  // Threads worth using; at least 1.
+  [[nodiscard]] int threads() const noexcept { return threads_; }
+
+  [[nodiscard]] std::int64_t items() const noexcept { return items_; }
+
+  // Items [0, shared) are shared, the others alone.
+  [[nodiscard]] std::int64_t shared() const noexcept { return shared_; }
+
+  // Chunks of each shared item in one window, and how many windows the longest has.
+  [[nodiscard]] std::int64_t window_chunks() const noexcept { return window_chunks_; }
+  [[nodiscard]] std::int64_t windows() const noexcept { return windows_; }
+
+  // The sequence and the value head of an item; longer sequences come first.
+  [[nodiscard]] std::int64_t sequence_of(std::int64_t item) const noexcept {
+    const std::int64_t place = item / heads_;
+    return order_.empty() ? place : order_[static_cast<std::size_t>(place)];
+  }
+  [[nodiscard]] std::int64_t head_of(std::int64_t item) const noexcept { return item % heads_; }
+
+ private:
+  [[nodiscard]] std::int64_t choose_shared(const ChunkKdaFwdProblem& problem) const;
+
+  int threads_ = 1;
+  std::int64_t heads_ = 1;
+  std::int64_t items_ = 0;
+  std::int64_t shared_ = 0;
+  std::int64_t window_chunks_ = 0;
+  std::int64_t windows_ = 0;
+  std::vector<std::int64_t> order_;  // packed sequences, longest first; empty when all are equally long
+};
+
+}  // namespace kda::cpu

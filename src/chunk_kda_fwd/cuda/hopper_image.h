@@ -1,0 +1,33 @@
+#pragma once
+
+// What hopper_prepare makes of a block of 16 tokens of one value head, laid out as hopper_chain's matrix products read
+// it.
+
+namespace kda::cuda {
+
+struct BlockImage {
+  // [2 panels of 64 channels][16 keys, 16 queries][64] bf16, 128-byte swizzle: one operand of 32 rows.
+  static constexpr int kKeys = 0;        // k * decay from the block's first row on
+  static constexpr int kQueries = 2048;  // scale * q * the same
+  // [2 panels of 64 channels][16 tokens][64] bf16, 128-byte swizzle.
+  static constexpr int kRest = 8192;  // k * decay of the rows that follow in the block
+  // [16,16] bf16, 32-byte swizzle; lower triangular.
+  static constexpr int kQk = 12288;     // scale * sum_d q_i k_j E_ij
+  static constexpr int kSolve = 12800;  // (I + A)^-1 diag(beta)
+  static constexpr int kDecay = 13312;  // [128] fp32: of the whole block
+  static constexpr int kBytes = 13824;
+
+  // Swizzled byte offsets: of 16-byte piece `piece` (0..15) of a row, given the bytes of a panel, and of an element of
+  // a square.
+  static constexpr int kPairPanel = 4096;  // of keys and queries
+  static constexpr int kRestPanel = 2048;
+  static constexpr int row(int token, int piece, int panel_bytes) {
+    return (piece >> 3) * panel_bytes + token * 128 + (((piece & 7) ^ (token & 7)) << 4);
+  }
+  static constexpr int square(int i, int j) {
+    const int at = i * 32 + j * 2;
+    return at ^ ((at >> 7 & 1) << 4);
+  }
+};
+
+}  // namespace kda::cuda

@@ -1,0 +1,156 @@
+// chunk_kda_fwd on a CUDA device, the part that needs no CUDA: workspace, schedule, task.
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <string_view>
+#include <vector>
+
+#include "chunk_kda_fwd/arguments.h"
+#include "chunk_kda_fwd/backend.h"
+#include "chunk_kda_fwd/cuda/hopper_image.h"
+#include "chunk_kda_fwd/cuda/task.h"
+#include "core/checked.h"
+#include "core/workspace.h"
+#include "cuda/loader.h"
+
+namespace kda::cuda {
+namespace {
+
+constexpr std::int64_t kBlock = 16;
+
+// KDA_CUDA_PATH=generic keeps plans off the Hopper path.
+bool generic_is_forced() {
+  const char* path = std::getenv("KDA_CUDA_PATH");
+  return path != nullptr && std::string_view(path) == "generic";
+}
+
+bool takes_hopper_path(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
+  return device.major == 9 && device.minor == 0 && p.dims.K == 128 && p.dims.V == 128 && p.dtype == Dtype::kBFloat16 &&
+         p.gate_mode != GateMode::kAccumulated && !generic_is_forced();
+}
+
+bool steps_by(const RowStrides& strides, std::int64_t elements) {
+  return strides.inner == 1 && strides.batch % elements == 0 && strides.token % elements == 0 &&
+         strides.head % elements == 0;
+}
+
+std::vector<PackedSequence> packed_sequences(const ChunkKdaFwdProblem& p) {
+  std::vector<PackedSequence> table;
+  if (!p.is_packed()) return table;
+  std::vector<std::int64_t> order(static_cast<std::size_t>(p.dims.N));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::int64_t a, std::int64_t b) { return p.sequence(a).tokens > p.sequence(b).tokens; });
+  std::int64_t first_block = 0;
+  for (std::int64_t n = 0; n < p.dims.N; ++n) {
+    const Sequence s = p.sequence(n);
+    table.push_back({s.first_token, s.tokens, s.first_chunk, first_block, order[static_cast<std::size_t>(n)]});
+    first_block += ceil_div(s.tokens, kBlock);
+  }
+  return table;
+}
+
+ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
+  ChunkKdaFwdTask t{};
+  t.device = p.device.index;
+  t.K = static_cast<int>(p.dims.K);
+  t.V = static_cast<int>(p.dims.V);
+  t.C = static_cast<int>(p.dims.C);
+  t.HV = p.dims.HV;
+  t.N = p.dims.N;
+  t.T = p.dims.T;
+  t.NC = p.dims.NC;
+  t.group = p.group();
+  t.dtype = p.dtype;
+  t.g_dtype = p.g_dtype;
+  t.beta_dtype = p.beta_dtype;
+  t.gate_mode = p.gate_mode;
+  t.beta_activation = p.beta_activation;
+  t.qk_l2norm = p.qk_l2norm;
+  t.is_packed = p.is_packed();
+  t.vector_inputs = steps_by(p.q, 4) && steps_by(p.k, 4) && steps_by(p.g, 4) && steps_by(p.v, 8);
+  t.vector_outputs = steps_by(p.attn_out, 8);
+  t.scale = p.scale;
+  t.lower_bound = p.lower_bound;
+  t.q = p.q;
+  t.k = p.k;
+  t.v = p.v;
+  t.g = p.g;
+  t.beta = p.beta;
+  t.A_log_stride = p.A_log_stride;
+  t.dt_bias_stride = p.dt_bias_stride;
+  t.initial_state = p.initial_state;
+  t.attn_out = p.attn_out;
+  t.gk = p.gk;
+  t.Aqk = p.Aqk;
+  t.Akk = p.Akk;
+  t.w = p.w;
+  t.u = p.u;
+  t.qg = p.qg;
+  t.kg = p.kg;
+  t.v_new = p.v_new;
+  t.final_state = p.final_state;
+  t.h = p.h;
+  // Few states leave multiprocessors idle: then two blocks of threads share each, column by column the same arithmetic.
+  const bool few = p.dims.N * p.dims.HV * 2 <= device.multiprocessors;
+  const int widest = t.K > 128 || few ? 64 : 128;
+  t.panels = (t.V + widest - 1) / widest;
+  t.is_hopper = takes_hopper_path(p, device);
+  for (std::int64_t n = 0; n < (p.is_packed() ? p.dims.N : 1); ++n) t.blocks += ceil_div(p.sequence(n).tokens, kBlock);
+  if (!p.is_packed()) t.blocks *= p.dims.N;
+  return t;
+}
+
+class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
+ public:
+  CudaChunkKdaFwd(const ChunkKdaFwdProblem& problem, const Api& api, const DeviceInfo& device)
+      : api_(&api),
+        task_(make_task(problem, device)),
+        sequences_(packed_sequences(problem)),
+        has_extras_(problem.has_gk || problem.has_Aqk || problem.has_Akk || problem.has_w || problem.has_u ||
+                    problem.has_qg || problem.has_kg) {
+    WorkspaceBuilder builder;
+    images_at_ = builder.add("blocks", {task_.is_hopper ? task_.blocks : 0, task_.HV, BlockImage::kBytes}, 1);
+    sequences_at_ = builder.add("sequences", {static_cast<std::int64_t>(sequences_.size())}, sizeof(PackedSequence));
+    regions_ = builder.take();
+  }
+
+  [[nodiscard]] std::span<const WorkspaceRegion> regions() const noexcept override { return regions_; }
+  [[nodiscard]] int launches() const noexcept override {
+    constexpr std::size_t kEntriesPerLaunch = 64;
+    const auto uploads = static_cast<int>((sequences_.size() + kEntriesPerLaunch - 1) / kEntriesPerLaunch);
+    return uploads + (task_.is_hopper ? 2 : 1) + (has_extras_ ? 1 : 0);
+  }
+  [[nodiscard]] int num_threads() const noexcept override { return 1; }
+
+  void run(const ChunkKdaFwdPointers& pointers, std::byte* workspace, Stream stream) const override {
+    ChunkKdaFwdTask task = task_;
+    task.at = pointers;
+    if (task.is_hopper) task.images = workspace + images_at_;
+    if (!sequences_.empty()) {
+      task.sequences = reinterpret_cast<PackedSequence*>(workspace + sequences_at_);
+      task.host_sequences = sequences_.data();
+    }
+    Failure failure;
+    if (!api_->chunk_kda_fwd(task, stream, &failure)) fail(kChunkKdaFwdName, failure);
+  }
+
+ private:
+  const Api* api_;
+  ChunkKdaFwdTask task_;
+  std::vector<PackedSequence> sequences_;
+  bool has_extras_;
+  std::size_t images_at_ = 0;
+  std::size_t sequences_at_ = 0;
+  std::vector<WorkspaceRegion> regions_;
+};
+
+}  // namespace
+
+std::unique_ptr<ChunkKdaFwdKernel> make_chunk_kda_fwd(const ChunkKdaFwdProblem& problem, const PlanOptions&) {
+  const DeviceInfo device = describe(kChunkKdaFwdName, problem.device);
+  return std::make_unique<CudaChunkKdaFwd>(problem, api(kChunkKdaFwdName), device);
+}
+
+}  // namespace kda::cuda

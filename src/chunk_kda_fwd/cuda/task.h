@@ -1,0 +1,52 @@
+#pragma once
+
+// One execution of chunk_kda_fwd as the kernels read it: plain data, passed to them by value.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "chunk_kda_fwd/problem.h"
+
+namespace kda {
+
+// A packed sequence, as the kernels find it in device memory. Entry n describes sequence n, but for `longest`: the
+// sequence in place n when the longest comes first.
+struct PackedSequence {
+  std::int64_t first_token;
+  std::int64_t tokens;
+  std::int64_t first_chunk;
+  std::int64_t first_block;  // blocks of 16 tokens before it
+  std::int64_t longest;
+};
+
+struct ChunkKdaFwdTask {
+  ChunkKdaFwdPointers at;
+  int device;
+  int K, V, C;
+  std::int64_t HV, N, T, NC;
+  std::int64_t group;  // value heads of one query/key head
+
+  Dtype dtype, g_dtype, beta_dtype;
+  GateMode gate_mode;
+  BetaActivation beta_activation;
+  bool qk_l2norm;
+  bool is_packed;
+  bool vector_inputs;   // q, k, v, g: rows can be read 4 elements at a time if the data is aligned too
+  bool vector_outputs;  // attn_out: rows can be written 8 elements at a time if the data is aligned too
+  float scale, lower_bound;
+
+  RowStrides q, k, v, g, beta;
+  std::int64_t A_log_stride, dt_bias_stride;
+  StateStrides initial_state;
+  RowStrides attn_out, gk, Aqk, Akk, w, u, qg, kg, v_new;
+  StateStrides final_state, h;
+
+  int panels;                            // blocks of threads that share the columns of one state
+  bool is_hopper;                        // the path for K = V = 128 in bf16 on Hopper
+  std::int64_t blocks;                   // of 16 tokens, of all sequences together
+  std::byte* images;                     // device memory, [blocks,HV] BlockImage; null unless is_hopper
+  PackedSequence* sequences;             // device memory, [N]; null when dense
+  const PackedSequence* host_sequences;  // what goes there
+};
+
+}  // namespace kda

@@ -1,0 +1,39 @@
+#pragma once
+
+// Sequences of equal length, or packed one after the other, and rows of tensors that hold them.
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace kda {
+
+// Strides in elements of a tensor with one row per (batch, token, head); the row's own stride is `inner`. 0 for axes
+// that the tensor lacks.
+struct RowStrides {
+  std::int64_t batch = 0;
+  std::int64_t token = 0;
+  std::int64_t head = 0;
+  std::int64_t inner = 0;
+
+  [[nodiscard]] std::int64_t offset(std::int64_t b, std::int64_t t, std::int64_t hd) const noexcept {
+    return b * batch + t * token + hd * head;
+  }
+};
+
+// One sequence of a call.
+struct Sequence {
+  std::int64_t batch = 0;        // index on the batch axis of every tensor
+  std::int64_t first_token = 0;  // index on the token axis
+  std::int64_t tokens = 0;
+  std::int64_t first_chunk = 0;  // chunks of the sequences before it, where they are packed
+};
+
+// N + 1 values from 0 to `tokens`, non-decreasing, N in 1..1024. Throws Error.
+void check_cu_seqlens(std::string_view op, std::span<const std::int64_t> cu_seqlens, std::int64_t tokens);
+
+// The chunk at which every packed sequence starts, and the number of all chunks at the end.
+[[nodiscard]] std::vector<std::int64_t> first_chunks(std::span<const std::int64_t> cu_seqlens, std::int64_t chunk_size);
+
+}  // namespace kda

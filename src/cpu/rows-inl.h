@@ -1,0 +1,104 @@
+// Moves rows between tensors of any dtype and stride and dense fp32 scratch.
+#if defined(KDA_SRC_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KDA_SRC_CPU_ROWS_INL_H_
+#undef KDA_SRC_CPU_ROWS_INL_H_
+#else
+#define KDA_SRC_CPU_ROWS_INL_H_
+#endif
+
+#include "cpu/rows.h"
+#include "cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kda::cpu::HWY_NAMESPACE {
+
+template <class Format>
+HWY_INLINE void WidenRow(const typename Format::Storage* src, std::int64_t inner, int cols, float* HWY_RESTRICT dst) {
+  if (HWY_LIKELY(inner == 1)) {
+    for (int c = 0; c < cols; c += static_cast<int>(kLanes)) hn::Store(Format::Load(src + c), D(), dst + c);
+  } else {
+    for (int c = 0; c < cols; ++c) dst[c] = LoadOne<Format>(src + c * inner);
+  }
+}
+
+template <class Format>
+HWY_INLINE void RoundRow(const float* HWY_RESTRICT src, int cols, typename Format::Storage* dst, std::int64_t inner) {
+  if (HWY_LIKELY(inner == 1)) {
+    for (int c = 0; c < cols; c += static_cast<int>(kLanes)) Format::Store(hn::Load(D(), src + c), dst + c);
+  } else {
+    for (int c = 0; c < cols; ++c) StoreOne<Format>(src[c], dst + c * inner);
+  }
+}
+
+// Calls f with the format of `dtype` as a value.
+template <class F>
+HWY_INLINE void WithFormat(Dtype dtype, const F& f) {
+  switch (dtype) {
+    case Dtype::kBFloat16:
+      return f(BFloat16());
+    case Dtype::kFloat16:
+      return f(Float16());
+    default:
+      return f(Float32());
+  }
+}
+
+// dst [range.rows][ld] = the range of src in fp32. dst is aligned to a vector, ld a multiple of one.
+HWY_INLINE void WidenRows(const Rows& src, const RowRange& range, float* HWY_RESTRICT dst, int ld) {
+  WithFormat(src.dtype, [&](auto format) HWY_ATTR {
+    using Format = decltype(format);
+    for (int r = 0; r < range.rows; ++r) {
+      const auto* row = src.at<typename Format::Storage>(range.token + r, range.column);
+      WidenRow<Format>(row, src.inner, range.cols, dst + r * ld);
+    }
+  });
+}
+
+// The range of dst = src [range.rows][ld], rounded to dst's dtype.
+HWY_INLINE void RoundRows(const float* HWY_RESTRICT src, int ld, const Rows& dst, const RowRange& range) {
+  WithFormat(dst.dtype, [&](auto format) HWY_ATTR {
+    using Format = decltype(format);
+    for (int r = 0; r < range.rows; ++r) {
+      auto* row = dst.at<typename Format::Storage>(range.token + r, range.column);
+      RoundRow<Format>(src + r * ld, range.cols, row, dst.inner);
+    }
+  });
+}
+
+// dst [cols][dst_ld] = transpose of src [rows][src_ld]; rows a multiple of 4, cols of kLanes.
+HWY_INLINE void Transpose(const float* HWY_RESTRICT src, int src_ld, int rows, int cols, float* HWY_RESTRICT dst,
+                          int dst_ld) {
+  const D d;
+  const hn::Repartition<double, D> pairs;
+  const hn::FixedTag<float, 4> d4;
+  HWY_ALIGN float quads[4 * kLanes];
+  for (int r = 0; r < rows; r += 4) {
+    for (int c = 0; c < cols; c += static_cast<int>(kLanes)) {
+      const float* from = src + r * src_ld + c;
+      const V r0 = hn::LoadU(d, from);
+      const V r1 = hn::LoadU(d, from + src_ld);
+      const V r2 = hn::LoadU(d, from + 2 * src_ld);
+      const V r3 = hn::LoadU(d, from + 3 * src_ld);
+      const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, r0, r1));
+      const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
+      const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
+      const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
+      // Each 128-bit block b of vector i now gets the four rows of column 4 b + i.
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, quads);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, quads + kLanes);
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, quads + 2 * kLanes);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, quads + 3 * kLanes);
+      for (std::size_t b = 0; b < kLanes / 4; ++b) {
+        for (std::size_t i = 0; i < 4; ++i) {
+          float* to = dst + (c + static_cast<int>(4 * b + i)) * dst_ld + r;
+          hn::StoreU(hn::Load(d4, quads + i * kLanes + 4 * b), d4, to);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace kda::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,70 @@
+#include <array>
+
+#include "core/planning.h"
+#include "kda_gate/backend.h"
+#include "kda_gate/problem.h"
+
+namespace kda {
+namespace {
+
+using MakeKernel = std::unique_ptr<KdaGateKernel>(const KdaGateProblem&, const PlanOptions&);
+
+constexpr std::array kBackends{
+    Backend<MakeKernel>{"cpu", DeviceType::kCpu, cpu::make_kda_gate},
+};
+
+}  // namespace
+
+struct KdaGatePlan::Impl {
+  Impl(const KdaGateInputs& given_inputs, const TensorView& given_out, const KdaGateAttributes& attributes,
+       const PlanOptions& options)
+      : problem(make_problem(given_inputs, &given_out, attributes)),
+        inputs(given_inputs),
+        out(given_out),
+        backend(&backend_for<MakeKernel>(kBackends, problem.device, {kKdaGateName, "g"})) {
+    check_options(kKdaGateName, options);
+    if (out.numel() != 0) kernel = backend->make_kernel(problem, options);
+  }
+
+  KdaGateProblem problem;
+  KdaGateInputs inputs;  // metadata only, as out: an execution brings its own data
+  TensorView out;
+  const Backend<MakeKernel>* backend;
+  std::unique_ptr<KdaGateKernel> kernel;  // null when there is nothing to write
+};
+
+KdaGatePlan::KdaGatePlan(const KdaGateInputs& inputs, const TensorView& out, const KdaGateAttributes& attributes,
+                         const PlanOptions& options)
+    : impl_(guard_memory(kKdaGateName, "plan",
+                         [&] { return std::make_unique<Impl>(inputs, out, attributes, options); })) {}
+
+KdaGatePlan::~KdaGatePlan() = default;
+KdaGatePlan::KdaGatePlan(KdaGatePlan&&) noexcept = default;
+KdaGatePlan& KdaGatePlan::operator=(KdaGatePlan&&) noexcept = default;
+
+void KdaGatePlan::execute(const KdaGateInputs& inputs, const TensorView& out, Workspace /*workspace*/,
+                          Stream stream) const {
+  require_planned({kKdaGateName, "g"}, impl_->inputs.g, inputs.g);
+  require_planned({kKdaGateName, "A_log"}, impl_->inputs.A_log, inputs.A_log);
+  require_planned({kKdaGateName, "dt_bias"}, impl_->inputs.dt_bias, inputs.dt_bias);
+  require_planned({kKdaGateName, "out"}, impl_->out, out);
+  check_pointers(inputs, out);
+  if (impl_->kernel) impl_->kernel->run(pointers_of(inputs, out), stream);
+}
+
+std::size_t KdaGatePlan::workspace_bytes() const noexcept { return 0; }
+
+std::span<const WorkspaceRegion> KdaGatePlan::workspace_regions() const noexcept { return {}; }
+
+int KdaGatePlan::launches() const noexcept { return impl_->kernel ? impl_->kernel->launches() : 0; }
+
+std::string_view KdaGatePlan::backend() const noexcept { return impl_->backend->name; }
+
+int KdaGatePlan::num_threads() const noexcept { return impl_->kernel ? impl_->kernel->num_threads() : 1; }
+
+void kda_gate(const KdaGateInputs& inputs, const TensorView& out, const KdaGateAttributes& attributes,
+              const PlanOptions& options) {
+  KdaGatePlan(inputs, out, attributes, options).execute(inputs, out);
+}
+
+}  // namespace kda
