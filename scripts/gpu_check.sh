@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Checks and times the CUDA backend on a machine with a GPU: scripts/gpu_check.sh BIN_DIR OUT_DIR [tests] [sanitizer]
+# [bench]
+#
+# BIN_DIR holds kda_cuda_tests, kda_cuda_bench and libkda_cuda.so (and what else they load); the last is built there
+# first when the machine has nvcc and BIN_DIR has none. Writes logs, and bench.json with one object a line, to OUT_DIR.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+BIN=$(realpath "$1")
+OUT=$(realpath "$2")
+shift 2
+steps=${*:-tests sanitizer bench}
+export KDA_CUDA_LIBRARY="$BIN/libkda_cuda.so" LD_LIBRARY_PATH="$BIN:${LD_LIBRARY_PATH:-}"
+failed=0
+
+if [ ! -e "$KDA_CUDA_LIBRARY" ]; then
+  flags=(-std=c++20 -O3 -lineinfo --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -Xcompiler -fPIC,-fvisibility=hidden -Iinclude -Isrc
+    "-DKDA_VERSION=\"$(cat VERSION)\"")
+  for source in src/cuda/entry.cu src/chunk_kda_fwd/cuda/*.cu; do
+    nvcc "${flags[@]}" -Xptxas -v -c "$source" -o "/tmp/$(basename "$source").o" >"/tmp/$(basename "$source").log" 2>&1 &
+  done
+  wait
+  cat /tmp/*.cu.log >"$OUT/build.log"
+  nvcc -shared -cudart static -o "$KDA_CUDA_LIBRARY" /tmp/*.cu.o || exit 1
+fi
+
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee "$OUT/device.txt"
+
+if [[ $steps == *tests* ]]; then
+  shards=$(($(nproc) > 12 ? 12 : $(nproc)))
+  for ((i = 0; i < shards; ++i)); do
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i timeout 400 "$BIN/kda_cuda_tests" --gtest_brief=1 \
+      >"/tmp/tests.$i.log" 2>&1 &
+    pids[i]=$!
+  done
+  for ((i = 0; i < shards; ++i)); do wait "${pids[i]}" || failed=1; done
+  cat /tmp/tests.*.log >"$OUT/tests.log"
+  grep -hE "FAILED  \]|PASSED|skipped" /tmp/tests.*.log | sort | uniq -c | sort -rn | head -60
+fi
+
+if [[ $steps == *sanitizer* ]]; then
+  list='*/tail_T65_*:*/packed_edges_BSND_C64:*/dims_K48_V32_C128:*/dims_K256_V256_C64:*/groups_of_8'
+  for tool in memcheck racecheck initcheck; do
+    echo "compute-sanitizer $tool"
+    timeout 300 compute-sanitizer --tool "$tool" "$BIN/kda_cuda_tests" --gtest_brief=1 --gtest_filter="$list" \
+      >"$OUT/$tool.log" 2>&1 || failed=1
+    grep -E "ERROR SUMMARY|RACECHECK SUMMARY|FAILED|PASSED" "$OUT/$tool.log"
+  done
+fi
+
+if [[ $steps == *bench* ]]; then
+  timeout 200 "$BIN/kda_cuda_bench" "$OUT/bench.json" | tee "$OUT/bench.txt" || failed=1
+fi
+exit $failed

@@ -1,0 +1,37 @@
+#pragma once
+
+// The matrix products and barriers that kernels issue, one instruction each.
+
+#include <cstdint>
+
+namespace kda::cuda {
+
+// Rounded to the nearest tf32 number (10 bits of fraction), which mma would else truncate to.
+__device__ __forceinline__ float to_tf32(float x) {
+  std::uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+}
+
+// d [16,8] += a [16,8] b [8,8]. With lane = 4 r + c: d holds rows r (0, 1) and r + 8 (2, 3), columns 2c and 2c + 1; a
+// rows r (0, 2) and r + 8 (1, 3), columns c (0, 1) and c + 4 (2, 3); b column r, rows c (0) and c + 4 (1).
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// Named barriers: `threads` counts those that arrive and those that wait. A warp takes part as a whole.
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  __syncwarp();
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+  __syncwarp();
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace kda::cuda

@@ -1,0 +1,237 @@
+// Times chunk_kda_fwd on device 0: graph replays between events, median of several. Prints a table, and JSON lines to a
+// file.
+//
+//     kda_cuda_bench [JSON FILE]
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "kda/chunk_kda_fwd.h"
+#include "kda/info.h"
+
+namespace {
+
+using namespace kda;
+
+struct BenchCase {
+  const char* name;
+  std::int64_t B, T, H;
+  std::vector<std::int64_t> cu_seqlens;
+  double floor_ms;     // every byte once, at 4.25 TB/s
+  double flashkda_ms;  // public kernels on the same card, measured beforehand
+  double fla_ms;
+  std::int64_t K = 128, V = 128, C = 64;
+};
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
+  std::exit(1);
+}
+
+std::uint16_t bf16(float x) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  return static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
+}
+
+// Device memory filled by repeating one block of random numbers in [low, high).
+class Random {
+ public:
+  Random() {
+    std::uint64_t state = 88172645463325252ull;
+    unit_.resize(kBlock);
+    for (float& x : unit_) {
+      state ^= state << 13;
+      state ^= state >> 7;
+      state ^= state << 17;
+      x = static_cast<float>(state >> 40) * 0x1p-24f;
+    }
+  }
+
+  void fill(void* data, Dtype dtype, std::int64_t count, float low, float high) const {
+    std::vector<std::byte> block(kBlock * size_of(dtype));
+    for (std::size_t i = 0; i < kBlock; ++i) {
+      const float x = low + (high - low) * unit_[i];
+      if (dtype == Dtype::kFloat32) {
+        reinterpret_cast<float*>(block.data())[i] = x;
+      } else {
+        reinterpret_cast<std::uint16_t*>(block.data())[i] = bf16(x);
+      }
+    }
+    auto* to = static_cast<std::byte*>(data);
+    for (auto left = static_cast<std::size_t>(count) * size_of(dtype); left > 0;) {
+      const std::size_t part = std::min(left, block.size());
+      check(cudaMemcpy(to, block.data(), part, cudaMemcpyHostToDevice), "fill");
+      to += part;
+      left -= part;
+    }
+  }
+
+ private:
+  static constexpr std::size_t kBlock = (1u << 22) - 3;
+  std::vector<float> unit_;
+};
+
+class DeviceTensors {
+ public:
+  ~DeviceTensors() {
+    for (void* data : memory_) cudaFree(data);
+  }
+  TensorView make(TensorView view) {
+    check(
+        cudaMalloc(&view.data, std::max<std::size_t>(static_cast<std::size_t>(view.numel()) * size_of(view.dtype), 1)),
+        "cudaMalloc");
+    memory_.push_back(view.data);
+    return view;
+  }
+  TensorView make(Dtype dtype, std::initializer_list<std::int64_t> shape) {
+    return make(TensorView::contiguous(nullptr, dtype, shape, {DeviceType::kCuda, 0}));
+  }
+
+ private:
+  std::vector<void*> memory_;
+};
+
+double median(std::vector<float> times) {
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+double time_plan(const BenchCase& c, const Random& random, bool all_outputs) {
+  DeviceTensors tensors;
+  ChunkKdaFwdInputs in;
+  ChunkKdaFwdAttributes attributes;
+  const std::int64_t N = c.cu_seqlens.empty() ? c.B : static_cast<std::int64_t>(c.cu_seqlens.size()) - 1;
+  in.q = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H, c.K});
+  in.k = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H, c.K});
+  in.v = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H, c.V});
+  in.g = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H, c.K});
+  in.beta = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H});
+  in.A_log = tensors.make(Dtype::kFloat32, {c.H});
+  in.dt_bias = tensors.make(Dtype::kFloat32, {c.H * c.K});
+  in.initial_state = tensors.make(Dtype::kFloat32, {N, c.H, c.K, c.V});
+  for (const TensorView* view : {&in.q, &in.k, &in.v, &in.beta})
+    random.fill(view->data, view->dtype, view->numel(), -1, 1);
+  random.fill(in.g.data, in.g.dtype, in.g.numel(), -5, 3);
+  for (const TensorView* view : {&in.A_log, &in.dt_bias, &in.initial_state}) {
+    random.fill(view->data, view->dtype, view->numel(), -0.5, 0.5);
+  }
+  attributes.scale = 0.08838834764831845;
+  attributes.chunk_size = c.C;
+  attributes.use_gate_in_kernel = attributes.safe_gate = true;
+  attributes.fusions.qk_l2norm = true;
+  attributes.fusions.beta = BetaActivation::kSigmoid;
+  if (!c.cu_seqlens.empty()) attributes.cu_seqlens = c.cu_seqlens;
+  ChunkKdaFwdOutputs out = chunk_kda_fwd_outputs(in, attributes);
+  for (TensorView* view : {&out.attn_out, &out.final_state}) *view = tensors.make(*view);
+  for (TensorView* view : {&out.gk, &out.Aqk, &out.Akk, &out.w, &out.u, &out.qg, &out.kg, &out.v_new, &out.h}) {
+    *view = all_outputs ? tensors.make(*view) : TensorView{};
+  }
+  const ChunkKdaFwdPlan plan(in, out, attributes);
+  void* workspace = nullptr;
+  check(cudaMalloc(&workspace, plan.workspace_bytes() + 1), "workspace");
+
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+  plan.execute(in, out, {workspace, plan.workspace_bytes()}, stream);
+  check(cudaStreamEndCapture(stream, &graph), "capture");
+  check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  std::vector<float> times;
+  constexpr int kWarmUp = 3;
+  for (int i = 0; i < kWarmUp + 15; ++i) {
+    check(cudaEventRecord(begin, stream), "event");
+    check(cudaGraphLaunch(executable, stream), "launch");
+    check(cudaEventRecord(end, stream), "event");
+    check(cudaStreamSynchronize(stream), "replay");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "event");
+    if (i >= kWarmUp) times.push_back(ms);
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaFree(workspace);
+  return median(times);
+}
+
+// Gigabytes per second, read and written, of a copy within the device.
+double copy_rate() {
+  constexpr std::size_t kBytes = std::size_t{2} << 30;
+  void* from = nullptr;
+  void* to = nullptr;
+  check(cudaMalloc(&from, kBytes), "copy");
+  check(cudaMalloc(&to, kBytes), "copy");
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  std::vector<float> times;
+  for (int i = 0; i < 7; ++i) {
+    cudaEventRecord(begin);
+    check(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDeviceToDevice), "copy");
+    cudaEventRecord(end);
+    check(cudaDeviceSynchronize(), "copy");
+    float ms = 0;
+    cudaEventElapsedTime(&ms, begin, end);
+    times.push_back(ms);
+  }
+  cudaFree(from);
+  cudaFree(to);
+  return 2.0 * kBytes / median(times) * 1e-6;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<BenchCase> cases = {
+      {"T8192_H96", 1, 8192, 96, {}, 0.237, 1.402, 2.606},
+      {"packed6_H96", 1, 8192, 96, {0, 1300, 1847, 3895, 4858, 5129, 8192}, 0.237, 1.387, 2.651},
+      {"packed8x1024_H96", 1, 8192, 96, {0, 1024, 2048, 3072, 4096, 5120, 6144, 7168, 8192}, 0.237, 1.192, 2.622},
+      {"T8192_H64", 1, 8192, 64, {}, 0.158, 1.194, 1.732},
+      {"T4096_H32", 1, 4096, 32, {}, 0.040, 0.507, 0.524},
+      {"T32768_H32", 1, 32768, 32, {}, 0.316, 3.838, 3.857},
+      {"T512_H64", 1, 512, 64, {}, 0.010, 0.107, 0.151},
+      {"B8_T2048_H32", 8, 2048, 32, {}, 0.158, 0.788, 1.920},
+      {"K256_V256_T4096_H32", 1, 4096, 32, {}, 0, 0, 0, 256, 256, 64},
+      {"K64_V64_T8192_H96", 1, 8192, 96, {}, 0, 0, 0, 64, 64, 64},
+  };
+  std::FILE* json = argc > 1 ? std::fopen(argv[1], "w") : nullptr;
+  std::string device;
+  for (const BackendInfo& backend : backends()) {
+    if (backend.name == "cuda") device = backend.detail;
+  }
+  const double rate = copy_rate();
+  std::printf("%s, copy %.0f GB/s\n%-22s %9s %9s %9s %9s\n", device.c_str(), rate, "case", "ms", "FlashKDA", "FLA",
+              "floor");
+  const Random random;
+  const auto report = [&](const std::string& name, const BenchCase& c, double ms) {
+    std::printf("%-22s %9.4f %9.3f %9.3f %9.3f\n", name.c_str(), ms, c.flashkda_ms, c.fla_ms, c.floor_ms);
+    std::fflush(stdout);
+    if (json == nullptr) return;
+    std::fprintf(
+        json,
+        "{\"device\": \"%s\", \"copy_gb_s\": %.0f, \"case\": \"%s\", \"ms\": %.4f, \"flashkda_ms\": %.3f, \"fla_ms\": "
+        "%.3f, \"floor_ms\": %.3f}\n",
+        device.c_str(), rate, name.c_str(), ms, c.flashkda_ms, c.fla_ms, c.floor_ms);
+  };
+  for (const BenchCase& c : cases) report(c.name, c, time_plan(c, random, /*all_outputs=*/false));
+  report("T8192_H96 all outputs", cases[0], time_plan(cases[0], random, /*all_outputs=*/true));
+  if (json != nullptr) std::fclose(json);
+  return 0;
+}
