@@ -1,0 +1,5 @@
+"""`python -m kda`: the command line."""
+
+from kda.cli import main
+
+main()

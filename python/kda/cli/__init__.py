@@ -1,0 +1,20 @@
+"""The command line `kda`."""
+
+from __future__ import annotations
+
+import sys
+
+_PACKAGES = ("ml_dtypes", "rich", "safetensors", "typer")
+
+
+def main() -> None:
+    """Run the command line; without its packages, say what to install."""
+    try:
+        from kda.cli.app import app
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _PACKAGES:
+            raise
+        print(f"kda: the command line needs {package}: pip install 'kda[cli]'", file=sys.stderr)
+        raise SystemExit(2) from None
+    app(prog_name="kda")

@@ -1,0 +1,89 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kda.cli import info as info_command
+from kda.cli import run as run_command
+from kda.cli import verify as verify_command
+from kda.cli.console import user_errors
+from kda.cli.files import Attributes
+
+app = typer.Typer(
+    help="Kimi Delta Attention operators on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Threads = Annotated[int | None, typer.Option("--threads", min=1, max=4096, metavar="N", help="CPU threads.")]
+
+
+@app.command()
+def run(
+    input_file: Annotated[Path, typer.Argument(metavar="INPUT", help="A safetensors file of operator inputs.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The safetensors file to write.")],
+    backend: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    threads: Threads = None,
+    check: Annotated[bool, typer.Option("--check", help="Compare with the float64 reference.")] = False,
+    outputs: Annotated[str | None, typer.Option(metavar="NAMES", help="Outputs, by comma. Default: all.")] = None,
+    layout: Annotated[str | None, typer.Option(help="BSND, BNSD, TND or NTD.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Default: K ** -0.5.")] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="64 or 128.")] = None,
+    use_gate_in_kernel: Annotated[bool | None, typer.Option(help="Make the gate from g.")] = None,
+    safe_gate: Annotated[bool | None, typer.Option(help="The bounded gate.")] = None,
+    lower_bound: Annotated[float | None, typer.Option(help="Of the bounded gate, in [-5, 0).")] = None,
+    state_v_first: Annotated[bool | None, typer.Option(help="States are [..., V, K].")] = None,
+) -> None:
+    """Compute chunk_kda_fwd on the tensors of a file.
+
+    Reads q, k, v, g and beta, and A_log, dt_bias, initial_state, cu_seqlens and chunk_indices where present. Attributes
+    come from the file's metadata; an option overrides its own. Exit code 1: a bound of --check was missed; 2: anything
+    is wrong with files or arguments.
+    """
+    overrides = Attributes(
+        layout=layout,
+        scale=scale,
+        chunk_size=chunk_size,
+        use_gate_in_kernel=use_gate_in_kernel,
+        safe_gate=safe_gate,
+        lower_bound=lower_bound,
+        state_v_first=state_v_first,
+    )
+    with user_errors("run"):
+        passed = run_command.run(input_file, output, overrides, backend, threads, outputs, check=check)
+    raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+def verify(
+    cases: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A case file, named like the package's own.")
+    ] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter", metavar="TEXT", help="Only cases with TEXT (or a pattern with * and ?) in their names."
+        ),
+    ] = None,
+    threads: Threads = None,
+) -> None:
+    """Run the cases of every operator and compare every output with the float64 reference.
+
+    The name of a case file tells the operator: kda_gate.json, kda_gate_cumsum.json, or chunk_kda_fwd.json and any
+    other. Exit code 1: a case failed; 2: there is no such file, or no such case.
+    """
+    with user_errors("verify"):
+        passed = verify_command.verify(cases, filters or [], threads)
+    raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+def info() -> None:
+    """Show version, CPU features, threads and backends."""
+    with user_errors("info"):
+        info_command.show()

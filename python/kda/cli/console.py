@@ -1,0 +1,78 @@
+"""Output to the terminal, and errors that are the user's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+_LONGEST_ERROR = 500
+
+
+class UserError(Exception):
+    """Something that the user can put right: shown as one line."""
+
+
+@contextmanager
+def user_errors(command: str) -> Iterator[None]:
+    """Turn a UserError, a lack of memory, or a full disk under stdout into one line on stderr and exit code 2."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+    except MemoryError as error:
+        message = f"not enough memory: {error}" if str(error) else "not enough memory"
+    except BrokenPipeError:
+        raise  # whoever read stdout has seen enough: typer ends in silence
+    except OSError as error:
+        message = str(error)
+    except KeyboardInterrupt:
+        print(f"kda {command}: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+    else:
+        return
+    print(f"kda {command}: {one_line(message)}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn what the library refuses into a UserError; its messages say it all."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(str(error)) from None
+
+
+def one_line(message: str) -> str:
+    """Return a message without line breaks and control characters, which files may have put into it."""
+    joined = " ".join(message.split())
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in joined)
+    if len(clean) <= _LONGEST_ERROR:
+        return clean
+    half = _LONGEST_ERROR // 2
+    return f"{clean[:half]} ... {clean[-half:]}"
+
+
+def stdout() -> Console:
+    """Return a console that leaves text as it is."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Show progress on stderr while the block runs, and leave nothing behind."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        yield shown

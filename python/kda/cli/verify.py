@@ -1,0 +1,208 @@
+"""`kda verify`: the case lists against the float64 reference."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import kda
+from kda import _cases, _gate_cases, _gates, reference
+from kda._cases import Case, CaseError
+from kda._chunk_kda_fwd import OUTPUTS, Arguments, compute, kept_names
+from kda._gate_cases import GateCase, GateCumsumCase
+from kda._score import Score, score, score_all, score_gate
+from kda.cli.console import UserError, one_line, progress, stdout
+
+_SHOWN_FAILURES = 30
+
+AnyCase: TypeAlias = Case | GateCase | GateCumsumCase
+
+
+class Verdict(NamedTuple):
+    """The scores of a case's outputs, and what else is wrong."""
+
+    scores: list[Score]
+    problems: list[str]
+
+
+class Operator(NamedTuple):
+    """How the cases of one operator are read and run."""
+
+    parse: Callable[[Any], AnyCase]
+    judge: Callable[[Any], Verdict]
+    outputs: tuple[str, ...]
+
+
+@dataclass
+class Outcome:
+    """What came of one case: the score of every output, and what else is wrong."""
+
+    operator: str
+    case: AnyCase
+    scores: list[Score] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[str]:
+        """Everything that is wrong, a line each."""
+        missed = [f"{s.output}: error {s.error:.3e}, bound {s.bound:.3e}" for s in self.scores if not s.ok]
+        return missed + self.problems
+
+
+def verify(path: Path | None, filters: Sequence[str], threads: int | None) -> bool:
+    """Run the cases and report. Returns whether all of them passed. Raises UserError."""
+    cases = select(load(path), filters)
+    start = time.perf_counter()
+    outcomes = run_all(cases, threads or len(os.sched_getaffinity(0)))
+    return _report(outcomes, time.perf_counter() - start)
+
+
+def load(path: Path | None) -> list[Outcome]:
+    """Read a case file, whose name tells the operator, or all that the package carries. Raises UserError."""
+    if path is not None:
+        return _load(path.stem if path.stem in OPERATORS else "chunk_kda_fwd", path)
+    return [outcome for operator in OPERATORS for outcome in _load(operator, _cases.default_path(operator))]
+
+
+def _load(operator: str, path: Path) -> list[Outcome]:
+    try:
+        return [Outcome(operator, case) for case in _cases.load_with(OPERATORS[operator].parse, path)]
+    except CaseError as error:
+        raise UserError(str(error)) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def select(cases: Iterable[Outcome], filters: Sequence[str]) -> list[Outcome]:
+    """Return the cases that match any of the filters, or all without filters. Raises UserError when none is left."""
+    selected = [one for one in cases if not filters or any(_matches(one.case.name, text) for text in filters)]
+    if not selected:
+        raise UserError(f"no case matches {', '.join(filters)}" if filters else "the file has no cases")
+    return selected
+
+
+def _matches(name: str, text: str) -> bool:
+    return fnmatch.fnmatchcase(name, text) if any(c in text for c in "*?[") else text in name
+
+
+def run_all(cases: Sequence[Outcome], threads: int) -> Sequence[Outcome]:
+    """Run `threads` cases at a time, each on one thread, and fill in the outcomes."""
+    with progress() as bar, ThreadPoolExecutor(threads) as pool:
+        task = bar.add_task("cases", total=len(cases))
+        futures = [pool.submit(run_case, case) for case in cases]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                bar.advance(task)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return cases
+
+
+def run_case(outcome: Outcome) -> None:
+    """Run one case."""
+    try:
+        outcome.scores, outcome.problems = OPERATORS[outcome.operator].judge(outcome.case)
+    except Exception as error:  # one broken case must not hide the others
+        outcome.problems = [f"{type(error).__name__}: {error}"]
+
+
+def _judge_chunk_kda_fwd(case: Case) -> Verdict:
+    """Compare every output with the reference, and what the public call keeps with these outputs, bit for bit."""
+    arguments = _cases.make_arguments(case)
+    outputs = compute(arguments, OUTPUTS, num_threads=1)
+    scores = score_all(outputs, reference.compute(arguments), case.chunk_size, case.cu_seqlens)
+    return Verdict(scores, _check_public_call(case, arguments, outputs))
+
+
+def _judge_gate(case: GateCase) -> Verdict:
+    arguments = _gate_cases.make_gate_arguments(case)
+    call = _gates.prepare_gate("fused_kda_gate", **arguments)
+    return Verdict(score_gate(_gates.execute("fused_kda_gate", call, arguments["g"], 1), call.reference()), [])
+
+
+def _judge_gate_cumsum(case: GateCumsumCase) -> Verdict:
+    arguments = _gate_cases.make_gate_cumsum_arguments(case)
+    call = _gates.prepare_gate_cumsum("kda_gate_cumsum", **arguments)
+    return Verdict([score("gk", _gates.execute("kda_gate_cumsum", call, arguments["g"], 1), call.reference())], [])
+
+
+OPERATORS = {
+    "chunk_kda_fwd": Operator(_cases.parse, _judge_chunk_kda_fwd, OUTPUTS),
+    "kda_gate": Operator(_gate_cases.parse_gate, _judge_gate, ("max abs", "mean abs", "max rel")),
+    "kda_gate_cumsum": Operator(_gate_cases.parse_gate_cumsum, _judge_gate_cumsum, ("gk",)),
+}
+
+
+def _check_public_call(case: Case, arguments: Arguments, outputs: dict[str, Any]) -> list[str]:
+    result = kda.chunk_kda_fwd(**(arguments._asdict() | case.keep_flags))
+    kept = kept_names(use_gate_in_kernel=case.use_gate_in_kernel, **case.keep_flags)
+    problems = []
+    for name in OUTPUTS:
+        array = getattr(result, name)
+        if (array is not None) != (name in kept):
+            problems.append(f"{name}: {'not kept' if array is None else 'kept'} against the contract")
+        elif array is not None and not _same_bits(array, outputs[name]):
+            problems.append(f"{name}: other bits when other outputs are asked for")
+    if result.initial_state is not arguments.initial_state:
+        problems.append("initial_state: not the caller's object")
+    return problems
+
+
+def _same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def _report(outcomes: Sequence[Outcome], seconds: float) -> bool:
+    console = stdout()
+    for operator in OPERATORS:
+        own = [outcome for outcome in outcomes if outcome.operator == operator]
+        if own:
+            console.print(_worst_table(operator, own))
+    failed = [outcome for outcome in outcomes if outcome.failures]
+    if failed:
+        _print_failures(console, failed)
+    console.print(f"{len(outcomes)} cases in {seconds:.1f} s")
+    console.print(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed")
+    return not failed
+
+
+def _worst_table(operator: str, outcomes: Sequence[Outcome]) -> Table:
+    """Per output, the case that came closest to its bound or went furthest beyond."""
+    table = Table("output", "error", "bound", "used", title=f"{operator}: worst errors of {len(outcomes)} cases")
+    table.add_column("case", overflow="fold")
+    for name in OPERATORS[operator].outputs:
+        scored = [(score, outcome.case) for outcome in outcomes for score in outcome.scores if score.output == name]
+        if not scored:
+            continue
+        worst, case = max(scored, key=lambda pair: _used(pair[0]))
+        table.add_row(name, f"{worst.error:.2e}", f"{worst.bound:.2e}", f"{_used(worst):.0%}", case.name)
+    return table
+
+
+def _used(score: Score) -> float:
+    if score.bound:
+        return score.error / score.bound
+    return 0.0 if score.error == 0 else float("inf")
+
+
+def _print_failures(console: Console, failed: list[Outcome]) -> None:
+    table = Table(title="failures")
+    table.add_column("case", overflow="fold")
+    table.add_column("what is wrong", overflow="fold")
+    for outcome in failed[:_SHOWN_FAILURES]:
+        table.add_row(outcome.case.name, one_line("; ".join(outcome.failures)))
+    console.print(table)
+    if len(failed) > _SHOWN_FAILURES:
+        console.print(f"and {len(failed) - _SHOWN_FAILURES} more")

@@ -1,0 +1,1 @@
+"""Other packages' doors to this one: `kda.integrations.fla` for flash-linear-attention."""
