@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kda.cli import bench as bench_command
 from kda.cli import info as info_command
 from kda.cli import run as run_command
 from kda.cli import verify as verify_command
@@ -80,6 +81,36 @@ def verify(
     with user_errors("verify"):
         passed = verify_command.verify(cases, filters or [], threads)
     raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+def bench(
+    backend: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    threads: Threads = None,
+    tokens: Annotated[str, typer.Option(metavar="T,T,...", help="Numbers of tokens.")] = "512,2048,8192",
+    heads: Annotated[str, typer.Option(metavar="H,H,...", help="Numbers of value heads.")] = "32,4",
+    filters: Annotated[
+        list[str] | None, typer.Option("--filter", metavar="TEXT", help="Other cases, as for verify; with other sizes.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each, for the median.")] = 7,
+    sgemm_size: Annotated[int, typer.Option(min=1, max=16384, help="Rows of the matrices compared with.")] = 2048,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a roofline.")] = None,
+) -> None:
+    """Time chunk_kda_fwd beside a float32 matrix product and a copy in the same run.
+
+    The cases are those of tests/op_cases, scaled to other numbers of tokens and heads.
+    """
+    with user_errors("bench"):
+        settings = bench_command.Settings(
+            threads=bench_command.default_threads(threads),
+            tokens=bench_command.parse_sizes("--tokens", tokens),
+            heads=bench_command.parse_sizes("--heads", heads),
+            filters=tuple(filters or ()),
+            rounds=rounds,
+            sgemm_size=sgemm_size,
+        )
+        bench_command.bench(settings, backend, json_file, plot_file)
 
 
 @app.command()

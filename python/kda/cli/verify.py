@@ -85,13 +85,14 @@ def _load(operator: str, path: Path) -> list[Outcome]:
 
 def select(cases: Iterable[Outcome], filters: Sequence[str]) -> list[Outcome]:
     """Return the cases that match any of the filters, or all without filters. Raises UserError when none is left."""
-    selected = [one for one in cases if not filters or any(_matches(one.case.name, text) for text in filters)]
+    selected = [one for one in cases if not filters or any(matches(one.case.name, text) for text in filters)]
     if not selected:
         raise UserError(f"no case matches {', '.join(filters)}" if filters else "the file has no cases")
     return selected
 
 
-def _matches(name: str, text: str) -> bool:
+def matches(name: str, text: str) -> bool:
+    """Whether a case's name has the text in it, or fits it as a pattern."""
     return fnmatch.fnmatchcase(name, text) if any(c in text for c in "*?[") else text in name
 
 

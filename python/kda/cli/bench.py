@@ -1,0 +1,297 @@
+"""`kda bench`: chunk_kda_fwd beside a matrix product and a copy, in one run.
+
+A time alone says little on a machine that others use too; its ratio to what the same machine does at the same moment
+with matrix products (NumPy's BLAS, float32) and with memory does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from rich.table import Table
+
+from kda import _cases
+from kda._arrays import NumpyKind
+from kda._cases import Case
+from kda._chunk_kda_fwd import OP, OUTPUTS, Arguments, prepare
+from kda._info import info
+from kda._threads import get_num_threads
+from kda.cli.console import UserError, progress, stdout
+from kda.cli.run import check_backend
+from kda.cli.verify import matches
+
+# The cases that are timed unless others are named, and what a server asks for of them, and what the whole contract is.
+DEFAULT_CASES = tuple(f"matrix_bf16_BSND_{gate}_V128_C64" for gate in ("activated", "softplus", "bounded"))
+OUTPUT_SETS = {"serving": ("attn_out", "final_state"), "all": OUTPUTS}
+
+Work: TypeAlias = Callable[[], None]
+
+_GENERATED_TOKENS = 512
+_COPIED_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is to be measured."""
+
+    threads: int
+    tokens: tuple[int, ...]
+    heads: tuple[int, ...]
+    filters: tuple[str, ...]
+    rounds: int
+    sgemm_size: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Medians over the rounds. Rates are by nominal work: see `flops`."""
+
+    case: str
+    tokens: int
+    heads: int
+    outputs: str
+    milliseconds: float
+    token_heads_per_second: float
+    gflops: float
+    sgemm_gflops: float
+    copy_gbytes_per_second: float
+    flops_per_byte: float
+    ratio_to_sgemm: float
+    ratio_to_bandwidth_floor: float
+
+
+def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: Path | None) -> None:
+    """Measure, print a table, and write the files that are asked for. Raises UserError."""
+    check_backend(backend)
+    for path in (json_file, plot_file):
+        if path is not None and not path.parent.is_dir():
+            raise UserError(f"{path} cannot be written: {path.parent} is no folder")
+    restart_with_threads(settings.threads)
+    cases = _select(settings.filters)
+    measurements: list[Measurement] = []
+    runs = [
+        (case, T, H, name) for case in cases for T in settings.tokens for H in settings.heads for name in OUTPUT_SETS
+    ]
+    with progress() as bar:
+        task = bar.add_task("cases", total=len(runs))
+        for case, T, H, name in runs:
+            measurements.append(_measure(scaled(case, T, H), name, settings))
+            bar.advance(task)
+    for case in cases:
+        stdout().print(_table(case.name, [m for m in measurements if m.case == case.name]))
+    stdout().print(
+        "of sgemm: rate by nominal work over NumPy's sgemm; of copy: the time that copying inputs and attn_out takes"
+    )
+    if json_file is not None:
+        _write_json(json_file, measurements, settings)
+    if plot_file is not None:
+        _plot(plot_file, measurements)
+
+
+def restart_with_threads(threads: int) -> None:
+    """Run this process anew unless its BLAS has as many threads, and kernels of its own choice."""
+    wanted = {"OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    unwanted = {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"} & os.environ.keys()
+    if not unwanted and all(os.environ.get(name) == value for name, value in wanted.items()):
+        return
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted} | wanted
+    os.execve(sys.executable, [sys.executable, "-m", "kda", *sys.argv[1:]], environment)  # noqa: S606 - this very command
+
+
+def _select(filters: Sequence[str]) -> list[Case]:
+    cases = _cases.load(_cases.default_path())
+    if not filters:
+        return [case for case in cases if case.name in DEFAULT_CASES]
+    selected = [case for case in cases if any(matches(case.name, text) for text in filters)]
+    if not selected:
+        raise UserError(f"no case matches {', '.join(filters)}")
+    packed = next((case.name for case in selected if case.cu_seqlens is not None), None)
+    if packed is not None:
+        raise UserError(f"{packed}: a packed case has no number of tokens of its own and cannot be scaled")
+    return selected
+
+
+def scaled(case: Case, tokens: int, heads: int) -> Case:
+    """Return the case with other sizes; value heads keep their ratio to the query heads."""
+    group = case.HV // case.H
+    return dataclasses.replace(case, B=1, T=tokens, H=max(1, heads // group), HV=max(1, heads // group) * group)
+
+
+def make_arguments(case: Case) -> Arguments:
+    """Return the case's inputs; those of many tokens repeat their first ones, which takes less time to make."""
+    short = dataclasses.replace(case, T=min(case.T, _GENERATED_TOKENS), strides="contiguous")
+    arguments = _cases.make_arguments(short)
+    axis = {"BSND": 1, "BNSD": 2, "TND": 0, "NTD": 1}[case.layout]
+    repeats = -(-case.T // short.T) if short.T else 1
+    rows: dict[str, Any] = {
+        name: np.concatenate([getattr(arguments, name)] * repeats, axis=axis).take(range(case.T), axis=axis)
+        for name in ("q", "k", "v", "g", "beta")
+    }
+    return arguments._replace(**rows)
+
+
+def flops(case: Case) -> float:
+    """Return the nominal work: the five products within a chunk and the three with the state, in full."""
+    within = 2 * case.chunk_size * (3 * case.K + 2 * case.V)
+    return case.T * case.HV * (within + 6 * case.K * case.V)
+
+
+def _measure(case: Case, output_set: str, settings: Settings) -> Measurement:
+    arguments = make_arguments(case)
+    with ThreadPoolExecutor(settings.threads) as pool:
+        seconds, sgemm_seconds, copy_seconds = _alternate(
+            [
+                _operator(arguments, OUTPUT_SETS[output_set], settings.threads),
+                _sgemm(settings.sgemm_size),
+                _copy(settings.threads, pool),
+            ],
+            settings.rounds,
+        )
+    moved = sum(getattr(arguments, name).nbytes for name in ("q", "k", "v", "g", "beta")) + arguments.v.nbytes
+    copy_rate = 2 * _COPIED_BYTES / copy_seconds
+    sgemm_rate = 2 * settings.sgemm_size**3 / sgemm_seconds
+    return Measurement(
+        case=case.name,
+        tokens=case.T,
+        heads=case.HV,
+        outputs=output_set,
+        milliseconds=1e3 * seconds,
+        token_heads_per_second=case.T * case.HV / seconds,
+        gflops=flops(case) / seconds / 1e9,
+        sgemm_gflops=sgemm_rate / 1e9,
+        copy_gbytes_per_second=copy_rate / 1e9,
+        flops_per_byte=flops(case) / moved,
+        ratio_to_sgemm=flops(case) / seconds / sgemm_rate,
+        ratio_to_bandwidth_floor=moved / copy_rate / seconds,
+    )
+
+
+def _alternate(works: Sequence[Work], rounds: int) -> list[float]:
+    """Return each one's median time, taken in turns so that a change of the machine's speed meets all of them."""
+    times: list[list[float]] = [[] for _ in works]
+    for work in works:
+        work()
+    for _ in range(rounds):
+        for work, taken in zip(works, times, strict=True):
+            start = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in times]
+
+
+def _operator(arguments: Arguments, names: tuple[str, ...], threads: int) -> Work:
+    call = prepare(arguments)
+    specs = dict(zip(OUTPUTS, call.outputs(), strict=True))
+    kind = NumpyKind()
+    arrays = {name: kind.empty(*specs[name], like=arguments.q) for name in names}
+    views = tuple(kind.describe(OP, name, arrays[name]) if name in arrays else None for name in OUTPUTS)
+
+    def execute() -> None:
+        call.execute(views, threads)
+
+    return execute
+
+
+def _sgemm(size: int) -> Work:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((size, size), dtype=np.float32) for _ in range(2))
+    out = np.empty_like(a)
+
+    def multiply() -> None:
+        np.matmul(a, b, out=out)
+
+    return multiply
+
+
+def _copy(threads: int, pool: ThreadPoolExecutor) -> Work:
+    source = np.ones(_COPIED_BYTES, np.uint8)
+    target = np.empty_like(source)
+    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+
+    def copy() -> None:
+        for done in [pool.submit(np.copyto, *part) for part in parts]:
+            done.result()
+
+    return copy
+
+
+def _table(case: str, measurements: Sequence[Measurement]) -> Table:
+    table = Table(title=case)
+    for name in ("T", "heads", "outputs", "ms", "ktok*heads/s", "GFLOP/s", "of sgemm", "of copy"):
+        table.add_column(name, justify="left" if name == "outputs" else "right")
+    for m in measurements:
+        table.add_row(
+            str(m.tokens),
+            str(m.heads),
+            m.outputs,
+            f"{m.milliseconds:.2f}",
+            f"{m.token_heads_per_second / 1e3:.0f}",
+            f"{m.gflops:.0f}",
+            f"{m.ratio_to_sgemm:.2f}",
+            f"{m.ratio_to_bandwidth_floor:.2f}",
+        )
+    return table
+
+
+def _write_json(path: Path, measurements: Sequence[Measurement], settings: Settings) -> None:
+    found = info()
+    report = {
+        "version": found.version,
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": found.cpu,
+        "instruction_set": found.cpu_instruction_set,
+        "settings": dataclasses.asdict(settings),
+        "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _plot(path: Path, measurements: Sequence[Measurement]) -> None:
+    """Draw the rates under the roof of memory and sgemm."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--plot needs matplotlib: pip install 'kda[plot]'") from None
+    sgemm = statistics.median(m.sgemm_gflops for m in measurements)
+    copy = statistics.median(m.copy_gbytes_per_second for m in measurements)
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    intensities = np.geomspace(1, 4096, 200)
+    axes.loglog(intensities, np.minimum(copy * intensities, sgemm), color="black", label="copy rate, sgemm rate")
+    for name, marker in zip(OUTPUT_SETS, "os", strict=True):
+        shown = [m for m in measurements if m.outputs == name]
+        axes.loglog(
+            [m.flops_per_byte for m in shown], [m.gflops for m in shown], marker, label=f"outputs: {name}", alpha=0.6
+        )
+    axes.set_xlabel("nominal work per byte of input and attn_out (FLOP/byte)")
+    axes.set_ylabel("GFLOP/s by nominal work")
+    axes.set_title(f"chunk_kda_fwd, {info().cpu}, {info().cpu_instruction_set}")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def parse_sizes(option: str, text: str) -> tuple[int, ...]:
+    """Read positive numbers, by comma. Raises UserError."""
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or not all(0 < size <= 2**31 for size in sizes):
+        raise UserError(f"{option}: expected positive numbers, by comma, got {text!r}")
+    return sizes
+
+
+def default_threads(threads: int | None) -> int:
+    """Return the number given, or what a call would use."""
+    return threads or get_num_threads()

@@ -1,0 +1,80 @@
+"""`kda bench`, on sizes that take no time."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("typer")
+
+SMALL = ("--tokens", "70", "--heads", "2,4", "--rounds", "1", "--sgemm-size", "64", "--threads", "2")
+
+
+def bench(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "kda", "bench", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "200"} | environment,
+        check=False,
+    )
+
+
+def test_figures_agree_with_each_other(tmp_path):
+    file = tmp_path / "bench.json"
+    done = bench(*SMALL, "--json", file)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(file.read_text())
+    measurements = report["measurements"]
+    # Three gates, two numbers of heads, two sets of outputs.
+    assert len(measurements) == 12
+    for m in measurements:
+        seconds = m["milliseconds"] / 1e3
+        # 11.53 MFLOP per 64 tokens and head.
+        work = m["tokens"] * m["heads"] * 11.534336e6 / 64
+        assert m["gflops"] == pytest.approx(work / seconds / 1e9)
+        assert m["ratio_to_sgemm"] == pytest.approx(m["gflops"] / m["sgemm_gflops"])
+        assert m["token_heads_per_second"] == pytest.approx(m["tokens"] * m["heads"] / seconds)
+        assert m["case"] in done.stdout
+    assert report["settings"]["threads"] == 2
+
+
+def test_other_cases_are_scaled(tmp_path):
+    file = tmp_path / "bench.json"
+    done = bench(*SMALL, "--filter", "matrix_fp16_NTD_bounded_V256_C128", "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert {(m["tokens"], m["heads"]) for m in json.loads(file.read_text())["measurements"]} == {(70, 2), (70, 4)}
+
+
+def test_foreign_settings_of_the_blas_are_dropped(tmp_path):
+    done = bench(*SMALL, OPENBLAS_CORETYPE="Nehalem", OPENBLAS_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "bench.png"
+    done = bench(*SMALL, "--plot", file)
+    assert done.returncode == 0, done.stderr
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tokens", "0"), "--tokens"),
+        (("--heads", "4,x"), "--heads"),
+        (("--filter", "no such case"), "no such case"),
+        (("--filter", "packed_holes"), "packed_holes"),
+        (("--backend", "abacus"), "--backend"),
+        (("--json", "/nowhere/bench.json"), "/nowhere/bench.json"),
+    ],
+)
+def test_refusals_are_one_line(arguments, message):
+    done = bench(*SMALL, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
