@@ -37,6 +37,8 @@ OUTPUT_SETS = {"serving": ("attn_out", "final_state"), "all": OUTPUTS}
 
 Work: TypeAlias = Callable[[], None]
 
+# A BLAS's threads keep their CPUs busy for some time after a product.
+_SETTLING_SECONDS = 0.05
 _GENERATED_TOKENS = 512
 _COPIED_BYTES = 1 << 28
 
@@ -180,10 +182,10 @@ def _measure(case: Case, output_set: str, settings: Settings) -> Measurement:
 def _alternate(works: Sequence[Work], rounds: int) -> list[float]:
     """Return each one's median time, taken in turns so that a change of the machine's speed meets all of them."""
     times: list[list[float]] = [[] for _ in works]
-    for work in works:
-        work()
     for _ in range(rounds):
         for work, taken in zip(works, times, strict=True):
+            time.sleep(_SETTLING_SECONDS)
+            work()
             start = time.perf_counter()
             work()
             taken.append(time.perf_counter() - start)
