@@ -210,6 +210,28 @@ TEST(KdaGate, NanStaysInItsElement) {
   }
 }
 
+TEST(KdaGate, OddBiasesStayInTheirColumns) {
+  const std::vector<float> biases = {0.25f, kInf, -kInf, kNan, 0.25f, 1e30f, -1e30f};
+  const auto D = static_cast<std::int64_t>(biases.size());
+  const std::vector<float> g(64 * biases.size(), 0.5f);
+  for (const float A_log : {0.3f, -kInf}) {
+    for (const std::optional<double> bound : {std::optional<double>(), std::optional(-5.0)}) {
+      KdaGateInputs inputs;
+      inputs.g = TensorView::contiguous(g.data(), Dtype::kFloat32, {64, 1, D});
+      inputs.A_log = TensorView::contiguous(&A_log, Dtype::kFloat32, {1});
+      inputs.dt_bias = TensorView::contiguous(biases.data(), Dtype::kFloat32, {D});
+      std::vector<float> actual(g.size());
+      kda_gate(inputs, TensorView::contiguous(actual.data(), Dtype::kFloat32, {64, 1, D}), {bound});
+      for (std::size_t i = 0; i < actual.size(); ++i) {
+        const float bias = biases[i % biases.size()];
+        const float alone = gates({0.5f}, {A_log, bias, bound})[0];
+        EXPECT_TRUE(actual[i] == alone || (std::isnan(actual[i]) && std::isnan(alone))) << bias << " " << actual[i];
+        EXPECT_TRUE(!std::isnan(bias) || std::isnan(actual[i]));
+      }
+    }
+  }
+}
+
 // Memory for a strided view of a shape, and where its first element is.
 struct Strided {
   std::vector<std::byte> memory;

@@ -11,6 +11,11 @@
 #define KDA_SRC_KDA_GATE_CPU_ACTIVATION_INL_H_
 #endif
 
+#include <bit>
+#include <cfloat>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/simd-inl.h"
@@ -23,7 +28,6 @@ namespace kda::cpu::HWY_NAMESPACE {
 // processors do not look far enough ahead to find that much independent work themselves.
 inline constexpr int kGateVectors = 4;
 inline constexpr int kGateBlock = kGateVectors * static_cast<int>(kLanes);
-static_assert(kGateBlock <= kGatePadding);
 
 // A call, even one, would move all vectors to the stack.
 #define KDA_INLINE_LAMBDA HWY_ATTR __attribute__((always_inline))
@@ -58,33 +62,32 @@ HWY_INLINE void ForVectors(const F& f) {
   (std::make_integer_sequence<int, kGateVectors>());
 }
 
-// Highway's operations on several vectors; numbers stand for vectors of equal lanes.
-#define KDA_FOR_EACH_VECTOR(Result, name)                                                           \
-  template <class... Operands>                                                                      \
-  HWY_INLINE Result name(const Operands&... operands) {                                             \
-    Result result;                                                                                  \
-    ForVectors([&](auto i) KDA_INLINE_LAMBDA { result.part[i] = hn::name(Part(operands, i)...); }); \
-    return result;                                                                                  \
+// Operations on one vector, done on several; numbers stand for vectors of equal lanes.
+#define KDA_FOR_EACH_VECTOR(Result, scope, name)                                                       \
+  HWY_INLINE Result name(const auto&... operands) {                                                    \
+    Result result;                                                                                     \
+    ForVectors([&](auto i) KDA_INLINE_LAMBDA { result.part[i] = scope::name(Part(operands, i)...); }); \
+    return result;                                                                                     \
   }
-KDA_FOR_EACH_VECTOR(Vs, Abs)
-KDA_FOR_EACH_VECTOR(Vs, Add)
-KDA_FOR_EACH_VECTOR(Vs, And)
-KDA_FOR_EACH_VECTOR(Vs, ApproximateReciprocal)
-KDA_FOR_EACH_VECTOR(Vs, Div)
-KDA_FOR_EACH_VECTOR(Masks, Gt)
-KDA_FOR_EACH_VECTOR(Vs, IfThenElse)
-KDA_FOR_EACH_VECTOR(Vs, IfThenZeroElse)
-KDA_FOR_EACH_VECTOR(Vs, Max)
-KDA_FOR_EACH_VECTOR(Vs, Min)
-KDA_FOR_EACH_VECTOR(Vs, Mul)
-KDA_FOR_EACH_VECTOR(Vs, MulAdd)
-KDA_FOR_EACH_VECTOR(Vs, MulSub)
-KDA_FOR_EACH_VECTOR(Vs, NegMulAdd)
-KDA_FOR_EACH_VECTOR(Vs, NegMulSub)
-KDA_FOR_EACH_VECTOR(Vs, Round)
-KDA_FOR_EACH_VECTOR(Vs, Sub)
-KDA_FOR_EACH_VECTOR(Vs, Xor)
-#undef KDA_FOR_EACH_VECTOR
+KDA_FOR_EACH_VECTOR(Vs, hn, Abs)
+KDA_FOR_EACH_VECTOR(Vs, hn, Add)
+KDA_FOR_EACH_VECTOR(Vs, hn, And)
+KDA_FOR_EACH_VECTOR(Vs, hn, ApproximateReciprocal)
+KDA_FOR_EACH_VECTOR(Vs, hn, Div)
+KDA_FOR_EACH_VECTOR(Masks, hn, Gt)
+KDA_FOR_EACH_VECTOR(Vs, hn, IfThenElse)
+KDA_FOR_EACH_VECTOR(Vs, hn, IfThenElseZero)
+KDA_FOR_EACH_VECTOR(Vs, hn, IfThenZeroElse)
+KDA_FOR_EACH_VECTOR(Vs, hn, Max)
+KDA_FOR_EACH_VECTOR(Vs, hn, Min)
+KDA_FOR_EACH_VECTOR(Vs, hn, Mul)
+KDA_FOR_EACH_VECTOR(Vs, hn, MulAdd)
+KDA_FOR_EACH_VECTOR(Vs, hn, MulSub)
+KDA_FOR_EACH_VECTOR(Vs, hn, NegMulAdd)
+KDA_FOR_EACH_VECTOR(Vs, hn, NegMulSub)
+KDA_FOR_EACH_VECTOR(Vs, hn, Round)
+KDA_FOR_EACH_VECTOR(Vs, hn, Sub)
+KDA_FOR_EACH_VECTOR(Vs, hn, Xor)
 
 HWY_INLINE Vs LoadVectors(const float* p) {
   Vs x;
@@ -102,6 +105,8 @@ HWY_INLINE Vs LoadRates(const float* table, int first) {
   ForVectors([&](auto i) KDA_INLINE_LAMBDA { x.part[i] = hn::Set(D(), entries[i * kLanes / kGateGroup]); });
   return x;
 }
+
+namespace one {
 
 // x * 2^k for integers k; |x| at most 2^127 and, unless it is 0, at least 2^-5. Rounds once.
 HWY_INLINE V ScaleByPowerOf2(V x, V k) {
@@ -132,17 +137,23 @@ HWY_INLINE V ScaleDown(V x, V k) {
 #endif
 }
 
-HWY_INLINE Vs ScaleByPowerOf2(const Vs& x, const Vs& k) {
-  Vs y;
-  ForVectors([&](auto i) KDA_INLINE_LAMBDA { y.part[i] = ScaleByPowerOf2(x.part[i], k.part[i]); });
-  return y;
+// What an integer is as a change of fp32's exponent, by bits.
+HWY_INLINE V ExponentBits(V k) {
+  return hn::BitCast(D(), hn::ShiftLeft<23>(hn::ConvertTo(hn::RebindToSigned<D>(), k)));
 }
 
-HWY_INLINE Vs ScaleDown(const Vs& x, const Vs& k) {
-  Vs y;
-  ForVectors([&](auto i) KDA_INLINE_LAMBDA { y.part[i] = ScaleDown(x.part[i], k.part[i]); });
-  return y;
+HWY_INLINE V AddBits(V a, V b) {
+  const hn::RebindToSigned<D> di;
+  return hn::BitCast(D(), hn::Add(hn::BitCast(di, a), hn::BitCast(di, b)));
 }
+
+}  // namespace one
+
+KDA_FOR_EACH_VECTOR(Vs, one, AddBits)
+KDA_FOR_EACH_VECTOR(Vs, one, ExponentBits)
+KDA_FOR_EACH_VECTOR(Vs, one, ScaleByPowerOf2)
+KDA_FOR_EACH_VECTOR(Vs, one, ScaleDown)
+#undef KDA_FOR_EACH_VECTOR
 
 // value + error, exactly.
 struct Pair {
@@ -179,35 +190,134 @@ HWY_INLINE Pair MultiplyExactly(const Vs& a, const Vs& b) {
 #endif
 }
 
-// min(|x|, limit), where NaN stays, and the error with its sign; 0 where x is beyond the limit: there an error means
-// nothing, and is NaN for infinite x.
-HWY_INLINE Pair Magnitude(const Pair& x, float limit) {
-  const Vs magnitude = Abs(x.value);
-  const Vs error = IfThenZeroElse(Gt(magnitude, limit), x.error);
-  // x86 returns the second operand when one is NaN; NEON returns NaN.
-  return {Min(limit, magnitude), Xor(error, And(x.value, -0.0f))};
+// A gate is computed in one of two ways with the same bits. In the common range the argument of the exponential is at
+// most kCommonArgument and the factors are moderate, so that no number is 0, infinite or below FLT_MIN, and a power of
+// 2 is an addition to an exponent.
+
+// Whether no magnitude of a block is above the limit, which has the format of g; NaN is.
+template <class Storage>
+HWY_INLINE bool IsWithin(const Storage* g, Storage limit) {
+  using Integer = std::conditional_t<sizeof(Storage) == 2, std::int16_t, std::int32_t>;
+  const hn::Repartition<Integer, D> d;
+  const auto magnitude = hn::Set(d, std::numeric_limits<Integer>::max());
+  auto largest = hn::Zero(d);
+  for (std::size_t i = 0; i < kGateBlock; i += hn::Lanes(d)) {
+    largest = hn::Max(largest, hn::And(magnitude, hn::LoadU(d, reinterpret_cast<const Integer*>(g + i))));
+  }
+  return hn::AllFalse(d, hn::Gt(largest, hn::Set(d, std::bit_cast<Integer>(limit))));
 }
 
-// f 2^n, where f = 1 + p; t is the same as one number, and 0 where that is no normal one.
+// |x|
+HWY_INLINE Pair Magnitude(const Pair& x) { return {Abs(x.value), Xor(x.error, And(x.value, -0.0f))}; }
+
+// min(x, limit) for x >= 0, where NaN stays. Without an error where x is beyond the limit: there it means nothing, and
+// is NaN for infinite x.
+template <bool kCommon>
+HWY_INLINE Pair Limited(const Pair& x, float limit) {
+  if constexpr (kCommon) {
+    return x;
+  } else {
+    // x86 returns the second operand when one is NaN; NEON returns NaN.
+    return {Min(limit, x.value), IfThenZeroElse(Gt(x.value, limit), x.error)};
+  }
+}
+
+// f 2^n, where f = 1 + p; t is the same as one number, and 0 where that is no normal one. The power is n: in the common
+// range as bits of an exponent, else as a number.
 struct Exponential {
-  Vs p, f, n, t;
+  Vs p, f, t, power;
 };
 
+#if HWY_TARGET == HWY_AVX3
+// Polynomials in pieces, whose coefficients are looked up: permutations leave the multipliers to others.
+HWY_INLINE V Lookup(const float* table, V index) {
+  return V{_mm512_permutexvar_ps(_mm512_castps_si512(index.raw), _mm512_load_ps(table))};
+}
+HWY_INLINE Vs Lookup(const float* table, const Vs& index) {
+  Vs y;
+  ForVectors([&](auto i) KDA_INLINE_LAMBDA { y.part[i] = Lookup(table, index.part[i]); });
+  return y;
+}
+
+// 2^(i/16) and 2^(i/16) - 1 for i from -8.
+alignas(64) inline constexpr float kPowers[16] = {
+    0.707106769f, 0.738413095f, 0.771105409f, 0.805245161f, 0.840896428f, 0.878126085f, 0.917004049f, 0.957603276f,
+    1.0f,         1.04427373f,  1.09050775f,  1.13878858f,  1.18920708f,  1.24185777f,  1.29683959f,  1.35425556f};
+alignas(64) inline constexpr float kPowersLessOne[16] = {-0.292893231f, -0.261586934f, -0.228894591f,  -0.194754839f,
+                                                         -0.159103587f, -0.121873923f, -0.0829959586f, -0.0423967205f,
+                                                         0.0f,          0.0442737825f, 0.0905077308f,  0.13878864f,
+                                                         0.189207122f,  0.241857812f,  0.296839565f,   0.354255557f};
+
+// Of shifted = kShift + m: floor((m + 8) / 16).
+inline constexpr float kShift = 0x1.8p23f + 8;
+template <bool kCommon>
+HWY_INLINE V PowerOf(V shifted) {
+  const D d;
+  const hn::RebindToUnsigned<D> du;
+  if constexpr (kCommon) {
+    const auto bits = hn::ShiftLeft<19>(hn::BitCast(du, shifted));
+    return hn::BitCast(d, hn::And(bits, hn::Set(du, 0xFF800000u)));
+  } else {
+    return hn::Floor(hn::Mul(hn::Sub(shifted, hn::Set(d, 0x1.8p23f)), hn::Set(d, 0.0625f)));
+  }
+}
+
 // e^-a for 0 <= a <= 1024, p within 1 ulp of 1; a.error is no larger than a rounding error of a.
-template <bool kHasError>
+template <bool kCommon, bool kHasError>
 HWY_INLINE Exponential ExpOfMinus(const Pair& a) {
+  const Vs shifted = MulAdd(a.value, -23.0831203f, kShift);
+  const Vs m = Sub(shifted, kShift);
+  Vs r = NegMulAdd(m, -1.19040888e-10f, NegMulSub(m, 0.0433216989f, a.value));
+  if constexpr (kHasError) r = Sub(r, a.error);
+  // (e^r - 1 - r) / r^2 on |r| <= ln(2)/32, minimax: 2e-9 relative to e^r.
+  const Vs q = MulAdd(Mul(r, r), MulAdd(r, 0.166670352f, 0.50001651f), r);
   Exponential e;
-  e.n = Round(Mul(a.value, -1.44269504f));
+  e.p = MulAdd(Lookup(kPowers, shifted), q, Lookup(kPowersLessOne, shifted));
+  e.f = Add(1.0f, e.p);
+  ForVectors([&](auto i) KDA_INLINE_LAMBDA { e.power.part[i] = PowerOf<kCommon>(shifted.part[i]); });
+  e.t = kCommon ? AddBits(e.f, e.power) : ScaleDown(e.f, e.power);
+  return e;
+}
+
+// Coefficients of polynomials on |t - i/8| <= 1/16.
+alignas(64) inline constexpr float kLog1p[5][16] = {
+    {0.25f, 0.249997839f, 0.249942452f, 0.249697283f, 0.249112159f, 0.248074755f, 0.246521577f, 0.244430885f,
+     0.242489681f},
+    {-0.499999851f, -0.499898225f, -0.498762459f, -0.495653629f, -0.490317583f, -0.482943416f, -0.473903149f,
+     -0.463603377f, -0.45519352f},
+    {0.333309531f, 0.331469268f, 0.322543681f, 0.307637155f, 0.289310545f, 0.269602895f, 0.249836579f, 0.230784833f,
+     0.217115194f},
+    {-0.248821467f, -0.233192444f, -0.201277405f, -0.16924037f, -0.141145349f, -0.117676064f, -0.0984345078f,
+     -0.0827527121f, -0.0728726536f},
+    {0.176758945f, 0.122760721f, 0.078936994f, 0.052898474f, 0.0366780981f, 0.0261702426f, 0.019134108f, 0.0142876692f,
+     0.0116084795f}};
+
+// log(1 + t) / t - 0.75 on [0, 1], minimax: 6e-9 relative to log(1 + t) / t. Taken from 0.75, the result is small near
+// t = 1, where its rounding errors weigh most.
+HWY_INLINE Vs Log1pRatio(const Vs& t) {
+  const Vs shifted = Add(0x1p20f, t);
+  Vs w = MulAdd(Lookup(kLog1p[4], shifted), t, Lookup(kLog1p[3], shifted));
+  w = MulAdd(w, t, Lookup(kLog1p[2], shifted));
+  w = MulAdd(w, t, Lookup(kLog1p[1], shifted));
+  return MulAdd(w, t, Lookup(kLog1p[0], shifted));
+}
+#else
+// e^-a for 0 <= a <= 1024, p within 1 ulp of 1; a.error is no larger than a rounding error of a.
+template <bool kCommon, bool kHasError>
+HWY_INLINE Exponential ExpOfMinus(const Pair& a) {
+  const Vs n = Round(Mul(a.value, -1.44269504f));
   // ln 2 in two parts, the first short enough for n * ln2_hi to be exact.
-  Vs r = NegMulAdd(e.n, 1.42860677e-6f, NegMulSub(e.n, 0.693145752f, a.value));
+  Vs r = NegMulAdd(n, 1.42860677e-6f, NegMulSub(n, 0.693145752f, a.value));
   if constexpr (kHasError) r = Sub(r, a.error);
   // (e^r - 1 - r) / r^2 on |r| <= ln(2)/2, minimax: 3e-9 relative to e^r.
   const Vs square = Mul(r, r);
   const Vs low = MulAdd(r, 0.16666521f, 0.49999994f);
   const Vs high = MulAdd(square, 1.3820411e-3f, MulAdd(r, 8.368677e-3f, 4.166827e-2f));
+  Exponential e;
   e.p = MulAdd(square, MulAdd(square, high, low), r);
   e.f = Add(1.0f, e.p);
-  e.t = ScaleDown(e.f, e.n);
+  e.power = kCommon ? ExponentBits(n) : n;
+  e.t = kCommon ? AddBits(e.f, e.power) : ScaleDown(e.f, e.power);
   return e;
 }
 
@@ -224,78 +334,92 @@ HWY_INLINE Vs Log1pRatio(const Vs& t) {
   w = MulAdd(w, t, -0.4999994f);
   return MulAdd(w, t, 0.25f);
 }
+#endif
 
-template <bool kBias>
-HWY_INLINE Pair WithBias(const Vs& g, const float* bias) {
-  if constexpr (kBias) return AddExactly(g, LoadVectors(bias));
-  return {g, g};
-}
-
-// -exp(A_log) * softplus(g + dt_bias)
+// -exp(A_log) * softplus(x), x = g + dt_bias
 template <bool kBias, bool kGrouped>
 struct SoftplusGate {
-  HWY_INLINE Vs operator()(const GateColumns& columns, int first, const Vs& g) const {
-    const Pair x = WithBias<kBias>(g, columns.bias + first);
+  template <bool kCommon>
+  static HWY_INLINE Vs Gate(const GateColumns& columns, int first, const Vs& g) {
+    Pair x = {g, g};
+    Pair magnitude = {Abs(g), g};
+    if constexpr (kBias) {
+      x = AddExactly(g, LoadVectors(columns.bias + first));
+      magnitude = Magnitude(x);
+    }
     // Beyond the limit e^-|x| times FLT_MAX is nothing.
-    const Pair a = kBias ? Magnitude(x, 256.0f) : Pair{Min(256.0f, Abs(g)), g};
-    const Exponential e = ExpOfMinus<kBias>(a);
+    const Exponential e = ExpOfMinus<kCommon, kBias>(Limited<kCommon>(magnitude, 256.0f));
     const Vs w = Log1pRatio(e.t);
 
-    // x <= 0.25: max(x, 0) + log(1 + t), which is max(x, 0) + (0.75 + 0.75 p + f w) 2^n, where n is 0 if x is positive;
-    // above: x + 0.75 t + t w. Either is (c + 0.75 s + r) 2^k.
+    // log(1 + t) = (0.75 + 0.75 p + f w) 2^n. Up to 0.25, where n is 0 if x is positive, max(x, 0) is a part of the
+    // sum; a larger x is added to it.
     const Masks is_large = Gt(x.value, 0.25f);
-    const Vs c = IfThenElse(is_large, x.value, 0.75f);
-    const Vs s = IfThenElse(is_large, e.t, e.p);
-    const Vs k = IfThenZeroElse(is_large, e.n);
-    const Vs positive = Max(0.0f, x.value);
-    const Vs added =
-        kBias ? IfThenElse(is_large, Xor(a.error, And(x.value, -0.0f)), positive) : IfThenZeroElse(is_large, positive);
-    const Vs r = MulAdd(IfThenElse(is_large, e.t, e.f), w, added);
-
-    // The product with hi alone, and from that what lo adds.
+    const Vs added = IfThenZeroElse(is_large, Max(0.0f, x.value));
+    const Vs sum = MulAdd(e.p, 0.75f, MulAdd(e.f, w, LoadRates<kGrouped>(columns.rate_lo, first)));
     const Vs hi = LoadRates<kGrouped>(columns.rate_hi, first);
-    const Vs three_quarters = LoadRates<kGrouped>(columns.rate_three_quarters, first);
-    const Vs smallest = Mul(hi, r);
-    const Vs nearly = MulAdd(hi, c, MulAdd(three_quarters, s, smallest));
-    const Vs corrected = MulAdd(LoadRates<kGrouped>(columns.rate_lo, first), nearly, smallest);
-    const Vs product = MulAdd(hi, c, MulAdd(three_quarters, s, corrected));
-    return ScaleByPowerOf2(product, Add(LoadRates<kGrouped>(columns.rate_exponent, first), k));
+    const Vs product = MulAdd(hi, Add(sum, added), LoadRates<kGrouped>(columns.rate_three_quarters, first));
+    const Vs large = IfThenElseZero(is_large, x.value);
+    Vs y = kCommon ? AddBits(product, e.power) : ScaleByPowerOf2(product, IfThenElseZero(is_large, e.power));
+    // What is added to the product of an infinite gate must not be NaN, nor infinite of the other sign.
+    const Vs finite = kCommon ? large : Min(FLT_MAX, large);
+    const Vs error = kCommon ? x.error : IfThenZeroElse(Gt(x.value, FLT_MAX), x.error);
+    if constexpr (kBias) y = MulAdd(hi, IfThenElseZero(is_large, error), y);
+    y = MulAdd(LoadRates<kGrouped>(columns.rate_hi_lo, first), finite, y);
+    y = MulAdd(hi, large, y);
+    if constexpr (kCommon) {
+      return y;
+    } else {
+      const Vs k = IfThenZeroElse(is_large, e.power);
+      return ScaleByPowerOf2(y, Add(LoadRates<kGrouped>(columns.rate_exponent, first), k));
+    }
   }
 };
 
-// n / d for d in [1, 2].
-HWY_INLINE Vs Divide(const Pair& n, const Pair& d) {
-  const Vs inverse = ApproximateReciprocal(d.value);
+// n / (1 + t) for t in [0, 1].
+HWY_INLINE Vs Divide(const Pair& n, const Vs& t) {
+  const Vs d = Add(1.0f, t);
+  const Vs inverse = ApproximateReciprocal(d);
 #if HWY_TARGET == HWY_AVX3
   // 14 bits, squared by the correction.
   const Vs quotient = Mul(n.value, inverse);
-  const Vs rest = NegMulAdd(quotient, d.value, n.value);
 #else
-  const Vs quotient = Div(n.value, d.value);
-  const Vs rest = HWY_NATIVE_FMA ? NegMulAdd(quotient, d.value, n.value) : Mul(quotient, 0.0f);
+  const Vs quotient = Div(n.value, d);
 #endif
-  return MulAdd(Add(rest, NegMulAdd(quotient, d.error, n.error)), inverse, quotient);
+#if HWY_NATIVE_FMA
+  // The difference is exact, as quotient is n / 2 or more.
+  const Vs rest = NegMulAdd(quotient, t, Sub(n.value, quotient));
+#else
+  // Only what rounding 1 + t did to a quotient that is rounded itself.
+  const Vs rest = NegMulAdd(quotient, Sub(t, Sub(d, 1.0f)), 0.0f);
+#endif
+  return MulAdd(Add(rest, n.error), inverse, quotient);
 }
 
-// lower_bound * sigmoid(exp(A_log) * (g + dt_bias))
+// lower_bound * sigmoid(z), z = exp(A_log) * (g + dt_bias)
 template <bool kBias, bool kGrouped>
 struct BoundedGate {
-  HWY_INLINE Vs operator()(const GateColumns& columns, int first, const Vs& g) const {
-    const Pair x = WithBias<kBias>(g, columns.bias + first);
-    const Vs rate = LoadRates<kGrouped>(columns.rate_hi, first);
-    Pair z = MultiplyExactly(rate, x.value);
-    z.error = MulAdd(LoadRates<kGrouped>(columns.rate_lo, first), x.value, z.error);
-    if constexpr (kBias) z.error = MulAdd(rate, x.error, z.error);
+  template <bool kCommon>
+  static HWY_INLINE Vs Gate(const GateColumns& columns, int first, const Vs& g) {
+    Pair x = {g, g};
+    Pair magnitude = {Abs(g), g};
+    if constexpr (kBias) {
+      x = AddExactly(g, LoadVectors(columns.bias + first));
+      magnitude = Magnitude(x);
+    }
+    const Vs hi = LoadRates<kGrouped>(columns.rate_hi, first);
+    Pair z = MultiplyExactly(hi, magnitude.value);
+    z.error = MulAdd(LoadRates<kGrouped>(columns.rate_lo, first), magnitude.value, z.error);
+    if constexpr (kBias) z.error = MulAdd(hi, magnitude.error, z.error);
     // Beyond the limit e^-|z| times the largest double is nothing.
-    const Exponential e = ExpOfMinus<true>(Magnitude(z, 1024.0f));
+    const Exponential e = ExpOfMinus<kCommon, true>(Limited<kCommon>(z, 1024.0f));
 
     // z <= 0: t / (1 + t) with t = (1 + p) 2^n; above: 1 / (1 + t).
-    const Masks is_positive = Gt(z.value, 0.0f);
-    const Vs k = IfThenZeroElse(is_positive, e.n);
+    const Masks is_positive = Gt(x.value, 0.0f);
+    const Vs k = IfThenZeroElse(is_positive, e.power);
     const ScaledNumber& bound = columns.lower_bound;
     const Vs rest = MulAdd(bound.hi, IfThenZeroElse(is_positive, e.p), bound.lo);
-    const Vs quotient = Divide(AddSmaller(bound.hi, rest), AddSmaller(1.0f, e.t));
-    return ScaleByPowerOf2(quotient, Add(bound.exponent, k));
+    const Vs quotient = Divide(AddSmaller(bound.hi, rest), e.t);
+    return kCommon ? AddBits(quotient, k) : ScaleByPowerOf2(quotient, Add(bound.exponent, k));
   }
 };
 

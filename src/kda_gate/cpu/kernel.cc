@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/rows-inl.h"
 #include "cpu/targets.h"
@@ -21,21 +22,30 @@ namespace kda::cpu::HWY_NAMESPACE {
 namespace {
 
 template <class In, class Out, class Gate>
-HWY_INLINE void MakeBlock(const GateColumns& columns, int first, const typename In::Storage* g,
-                          typename Out::Storage* out) {
+HWY_INLINE void MakeBlock(const GateColumns& columns, int first, typename In::Storage limit,
+                          const typename In::Storage* g, typename Out::Storage* out) {
   Vs x;
   ForVectors([&](auto i) KDA_INLINE_LAMBDA { x.part[i] = In::Load(g + i * kLanes); });
-  const Vs y = Gate()(columns, first, x);
-  ForVectors([&](auto i) KDA_INLINE_LAMBDA { Out::Store(y.part[i], out + i * kLanes); });
+  const auto make = [&](auto is_common) KDA_INLINE_LAMBDA {
+    const Vs y = Gate::template Gate<is_common>(columns, first, x);
+    ForVectors([&](auto i) KDA_INLINE_LAMBDA { Out::Store(y.part[i], out + i * kLanes); });
+  };
+  if (IsWithin(g, limit)) {
+    make(std::true_type());
+  } else {
+    make(std::false_type());
+  }
 }
 
 template <class In, class Out, class Gate>
 void MakeGates(const GateColumns& columns, int first, int count, const void* g, void* out) {
   const auto* from = static_cast<const typename In::Storage*>(g);
   auto* to = static_cast<typename Out::Storage*>(out);
+  typename In::Storage limit;
+  StoreOne<In>(columns.common_limit, &limit);
   int done = 0;
   for (; done + kGateBlock <= count; done += kGateBlock) {
-    MakeBlock<In, Out, Gate>(columns, first + done, from + done, to + done);
+    MakeBlock<In, Out, Gate>(columns, first + done, limit, from + done, to + done);
   }
   if (done == count) return;
   // A partial block by way of whole ones, so that every element goes through the same operations.
@@ -43,7 +53,7 @@ void MakeGates(const GateColumns& columns, int first, int count, const void* g, 
   typename Out::Storage out_block[kGateBlock];
   const auto rest = static_cast<std::size_t>(count - done);
   std::memcpy(in_block, from + done, rest * sizeof(*from));
-  MakeBlock<In, Out, Gate>(columns, first + done, in_block, out_block);
+  MakeBlock<In, Out, Gate>(columns, first + done, limit, in_block, out_block);
   std::memcpy(to + done, out_block, rest * sizeof(*to));
 }
 
@@ -77,10 +87,15 @@ namespace kda::cpu {
 
 ScaledNumber scaled(double value) noexcept {
   int exponent = 0;
-  const double fraction = std::frexp(value, &exponent) / 2;  // in [0.25, 0.5)
-  if (!std::isfinite(value)) return {static_cast<float>(value), 0, 0};
+  double fraction = std::frexp(value, &exponent) / 2;  // in [0.25, 0.5)
+  if (!std::isfinite(value) || value == 0) return {static_cast<float>(value), 0, 1};
+  ++exponent;
+  if (std::abs(exponent) <= 30) {
+    fraction = value;
+    exponent = 0;
+  }
   const auto hi = static_cast<float>(fraction);
-  return {hi, static_cast<float>(fraction - static_cast<double>(hi)), static_cast<float>(exponent + 1)};
+  return {hi, static_cast<float>(fraction - static_cast<double>(hi)), static_cast<float>(exponent)};
 }
 
 GateKernel* gate_kernel(const GateKernelKey& key) { return KDA_FOR_CHOSEN_TARGET(Kernel)(key); }

@@ -22,6 +22,19 @@ constexpr std::int64_t kMostElements = 1 << 17;
 // Runs of adjacent elements shorter than this are gathered into a buffer first.
 constexpr std::int64_t kShortestRun = 32;
 
+// What bounds the arguments of a block of columns' gates.
+struct GateRange {
+  bool is_moderate = true;  // all factors; every rate and bias is finite
+  float rate = 0;           // the largest, where it multiplies the argument
+  float bias = 0;           // the largest magnitude
+
+  [[nodiscard]] float common_limit(bool is_bounded) const noexcept {
+    if (!is_moderate) return -1;
+    const float argument = is_bounded ? kCommonArgument / rate : kCommonArgument;
+    return std::min(argument - bias, kCommonGate);
+  }
+};
+
 // Where an element of g or out is, in elements.
 struct Offsets {
   std::int64_t g = 0;
@@ -127,41 +140,59 @@ class CpuKdaGate final : public KdaGateKernel {
                     GateColumns& columns) const noexcept {
     const std::int64_t D = problem_.channel.extent;
     const int group = is_grouped_ ? kGateGroup : 1;
+    GateRange range;
+    if (problem_.lower_bound) {
+      columns.lower_bound = scaled(*problem_.lower_bound);
+      range.is_moderate = columns.lower_bound.exponent == 0;
+    }
     int column = 0;
     while (first + column < end) {
       const std::int64_t head = (first + column) / D % problem_.head.extent;
       const std::int64_t channel = (first + column) % D;
       const int count = static_cast<int>(std::min(D - channel, end - first - column));
-      fill_rate(gate_rate(problem_, at.A_log, head), column / group, count / group, columns);
+      fill_rate(gate_rate(problem_, at.A_log, head), column / group, count / group, columns, range);
       if (problem_.has_dt_bias) {
-        const float* bias = at.dt_bias + head * problem_.dt_bias_head;
-        for (int i = 0; i < count; ++i) columns.bias[column + i] = bias[(channel + i) * problem_.dt_bias_channel];
+        const float* bias = at.dt_bias + head * problem_.dt_bias_head + channel * problem_.dt_bias_channel;
+        fill_bias(bias, column, count, columns, range);
       }
       column += count;
     }
-    for (float* table : {columns.rate_hi, columns.rate_lo, columns.rate_exponent, columns.rate_three_quarters}) {
+    for (float* table :
+         {columns.rate_hi, columns.rate_lo, columns.rate_hi_lo, columns.rate_three_quarters, columns.rate_exponent}) {
       std::fill_n(table + column / group, kGatePadding, 0.0f);
     }
     std::fill_n(columns.bias + column, kGatePadding, 0.0f);
-    if (problem_.lower_bound) columns.lower_bound = scaled(*problem_.lower_bound);
+    columns.common_limit = range.common_limit(problem_.lower_bound.has_value());
   }
 
-  void fill_rate(double rate, int column, int count, GateColumns& columns) const noexcept {
-    ScaledNumber number = scaled(-rate);
+  void fill_rate(double rate, int column, int count, GateColumns& columns, GateRange& range) const noexcept {
+    ScaledNumber number;
     if (problem_.lower_bound) {
       number.hi = static_cast<float>(rate);
       number.lo = std::isnan(rate) ? 0.0f : static_cast<float>(rate - static_cast<double>(number.hi));
+      range.rate = std::max(range.rate, number.hi);
+      range.is_moderate = range.is_moderate && number.hi <= FLT_MAX;
     } else {
-      const double all = static_cast<double>(number.hi) + static_cast<double>(number.lo);
-      number.hi = static_cast<float>(std::trunc(all * 0x1p23) * 0x1p-23);
-      // Never 0: its product with an infinite gate is added to one of the other factor.
-      number.lo =
-          number.hi == 0 ? FLT_MIN : std::max(static_cast<float>(all / static_cast<double>(number.hi) - 1), FLT_MIN);
-      std::fill_n(columns.rate_three_quarters + column, count, 0.75f * number.hi);
+      number = scaled(-rate);
+      const float three_quarters = 0.75f * number.hi;
+      std::fill_n(columns.rate_hi_lo + column, count, number.lo);
+      std::fill_n(columns.rate_three_quarters + column, count, three_quarters);
+      const double missing = 0.75 * (double{number.hi} + double{number.lo}) - double{three_quarters};
+      number.lo = number.hi == 0 ? 0.0f : static_cast<float>(missing / double{number.hi});
+      range.is_moderate = range.is_moderate && number.exponent == 0;
     }
     std::fill_n(columns.rate_hi + column, count, number.hi);
     std::fill_n(columns.rate_lo + column, count, number.lo);
     std::fill_n(columns.rate_exponent + column, count, number.exponent);
+  }
+
+  void fill_bias(const float* bias, int column, int count, GateColumns& columns, GateRange& range) const noexcept {
+    for (int i = 0; i < count; ++i) {
+      const float value = bias[i * problem_.dt_bias_channel];
+      columns.bias[column + i] = value;
+      range.bias = std::max(range.bias, std::abs(value));
+      range.is_moderate = range.is_moderate && std::isfinite(value);
+    }
   }
 
   [[nodiscard]] std::int64_t columns_of(std::int64_t row) const noexcept {
