@@ -7,7 +7,7 @@
 #endif
 
 #include "core/gate_mode.h"
-#include "cpu/simd-inl.h"
+#include "cpu/elementary-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {

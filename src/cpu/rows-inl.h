@@ -23,8 +23,13 @@ HWY_INLINE void WidenRow(const typename Format::Storage* src, std::int64_t inner
 
 template <class Format>
 HWY_INLINE void RoundRow(const float* HWY_RESTRICT src, int cols, typename Format::Storage* dst, std::int64_t inner) {
+  constexpr int kStep = static_cast<int>(kLanes);
   if (HWY_LIKELY(inner == 1)) {
-    for (int c = 0; c < cols; c += static_cast<int>(kLanes)) Format::Store(hn::Load(D(), src + c), dst + c);
+    int c = 0;
+    for (; c + 2 * kStep <= cols; c += 2 * kStep) {
+      Format::StoreTwo(hn::Load(D(), src + c), hn::Load(D(), src + c + kStep), dst + c);
+    }
+    if (c < cols) Format::Store(hn::Load(D(), src + c), dst + c);
   } else {
     for (int c = 0; c < cols; ++c) StoreOne<Format>(src[c], dst + c * inner);
   }

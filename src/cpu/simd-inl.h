@@ -32,62 +32,16 @@ inline constexpr int kRegisters = 16;
 
 HWY_INLINE V Broadcast(float x) { return hn::Set(D(), x); }
 
-// e^x within 1 ulp for x in [-87.3, 88.3]; 0 below (where it is no normal number any more), infinity above; NaN stays.
-HWY_INLINE V Exp(V x) {
-  const D d;
-  const hn::RebindToSigned<D> di;
-  const V n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504f)));
-  // ln 2 in two parts, the first short enough for n * ln2_hi to be exact.
-  const V r = hn::NegMulAdd(n, hn::Set(d, 1.42860677e-6f), hn::NegMulAdd(n, hn::Set(d, 0.693145752f), x));
-  // (e^r - 1 - r) / r^2 on |r| <= ln(2)/2, minimax of degree 5: 5e-11 relative to e^r.
-  V q = hn::Set(d, 1.9790299e-4f);
-  q = hn::MulAdd(q, r, hn::Set(d, 1.39447047e-3f));
-  q = hn::MulAdd(q, r, hn::Set(d, 8.33349735e-3f));
-  q = hn::MulAdd(q, r, hn::Set(d, 4.16662944e-2f));
-  q = hn::MulAdd(q, r, hn::Set(d, 1.66666659e-1f));
-  q = hn::MulAdd(q, r, hn::Set(d, 0.5f));
-  const V p = hn::Add(hn::Set(d, 1.0f), hn::MulAdd(hn::Mul(r, r), q, r));
-  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
-  V result = hn::Mul(p, hn::BitCast(d, exponent));
-  result = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3365448f)), result);
-  return hn::IfThenElse(hn::Gt(x, hn::Set(d, 88.3762589f)), hn::Inf(d), result);
-}
-
-// log(1 + t) within 1 ulp for t in [0, 1].
-HWY_INLINE V Log1p(V t) {
-  const D d;
-  // With s = t / (2 + t): log(1 + t) = 2 atanh(s) = t - s (t - R), R = 2 s^2/3 + 2 s^4/5 + ..., minimax on s^2 <= 1/9.
-  const V s = hn::Div(t, hn::Add(hn::Set(d, 2.0f), t));
-  const V z = hn::Mul(s, s);
-  V p = hn::Set(d, 0.242969377f);
-  p = hn::MulAdd(p, z, hn::Set(d, 0.214289402f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0.286167463f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0.399988835f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0.666666755f));
-  return hn::NegMulAdd(s, hn::NegMulAdd(p, z, t), t);
-}
-
-// log(1 + e^x) for every x, with relative accuracy down to where e^x vanishes.
-HWY_INLINE V Softplus(V x) {
-  const D d;
-  const V log_part = Log1p(Exp(hn::Neg(hn::Abs(x))));
-  return hn::IfThenElse(hn::Gt(x, hn::Zero(d)), hn::Add(x, log_part), log_part);
-}
-
-// 1 / (1 + e^-x) for every x.
-HWY_INLINE V Sigmoid(V x) {
-  const D d;
-  const V t = Exp(hn::Neg(hn::Abs(x)));
-  const V one = hn::Set(d, 1.0f);
-  return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), t, one), hn::Add(one, t));
-}
-
 // Number formats: Load widens kLanes elements to fp32, Store rounds them to nearest even.
 
 struct Float32 {
   using Storage = float;
   static HWY_INLINE V Load(const float* p) { return hn::LoadU(D(), p); }
   static HWY_INLINE void Store(V x, float* p) { hn::StoreU(x, D(), p); }
+  static HWY_INLINE void StoreTwo(V x, V y, float* p) {
+    Store(x, p);
+    Store(y, p + kLanes);
+  }
 };
 
 struct BFloat16 {
@@ -100,13 +54,35 @@ struct BFloat16 {
   static HWY_INLINE void Store(V x, std::uint16_t* p) {
     const hn::Rebind<std::uint16_t, D> d16;
     const hn::RebindToUnsigned<D> d32;
-    const auto bits = hn::BitCast(d32, x);
-    const auto high = hn::ShiftRight<16>(bits);
-    const auto odd = hn::And(high, hn::Set(d32, 1u));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7FFFu))));
-    const auto quiet = hn::Or(high, hn::Set(d32, 0x40u));
+    const auto quiet = hn::Or(hn::BitCast(d32, x), hn::Set(d32, 0x400000u));
     const auto is_nan = hn::RebindMask(d32, hn::IsNaN(x));
-    hn::StoreU(hn::TruncateTo(d16, hn::IfThenElse(is_nan, quiet, rounded)), d16, p);
+    hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, Rounded(x)))), d16, p);
+  }
+
+  // x and y to adjacent places.
+  static HWY_INLINE void StoreTwo(V x, V y, std::uint16_t* p) {
+#if HWY_TARGET == HWY_AVX3
+    if (HWY_LIKELY(_mm512_cmp_ps_mask(x.raw, y.raw, _CMP_UNORD_Q) == 0)) {
+      const hn::Repartition<std::uint16_t, D> d16;
+      alignas(64) static constexpr std::uint16_t kUpperHalves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                                     23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                                     45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+      const auto halves = _mm512_load_si512(kUpperHalves);
+      return hn::StoreU(decltype(hn::Zero(d16)){_mm512_permutex2var_epi16(Rounded(x).raw, halves, Rounded(y).raw)}, d16,
+                        p);
+    }
+#endif
+    Store(x, p);
+    Store(y, p + kLanes);
+  }
+
+ private:
+  // The upper half of each lane is x rounded, unless x is NaN.
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> Rounded(V x) {
+    const hn::RebindToUnsigned<D> d32;
+    const auto bits = hn::BitCast(d32, x);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1u));
+    return hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7FFFu)));
   }
 };
 
@@ -145,6 +121,10 @@ struct Float16 {
     half = hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(x)), hn::Set(d32, 0x7E00u), half);
     hn::StoreU(hn::TruncateTo(d16, hn::Or(half, sign)), d16, p);
   }
+  static HWY_INLINE void StoreTwo(V x, V y, std::uint16_t* p) {
+    Store(x, p);
+    Store(y, p + kLanes);
+  }
 };
 #else
 struct Float16 {
@@ -158,6 +138,10 @@ struct Float16 {
     const hn::Rebind<hwy::float16_t, D> d16;
     const hn::Rebind<std::uint16_t, D> du16;
     hn::StoreU(hn::BitCast(du16, hn::DemoteTo(d16, x)), du16, p);
+  }
+  static HWY_INLINE void StoreTwo(V x, V y, std::uint16_t* p) {
+    Store(x, p);
+    Store(y, p + kLanes);
   }
 };
 #endif

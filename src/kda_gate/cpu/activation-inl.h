@@ -18,7 +18,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "cpu/simd-inl.h"
+#include "cpu/elementary-inl.h"
 #include "kda_gate/cpu/kernel.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -142,11 +142,6 @@ HWY_INLINE V ExponentBits(V k) {
   return hn::BitCast(D(), hn::ShiftLeft<23>(hn::ConvertTo(hn::RebindToSigned<D>(), k)));
 }
 
-HWY_INLINE V AddBits(V a, V b) {
-  const hn::RebindToSigned<D> di;
-  return hn::BitCast(D(), hn::Add(hn::BitCast(di, a), hn::BitCast(di, b)));
-}
-
 }  // namespace one
 
 KDA_FOR_EACH_VECTOR(Vs, one, AddBits)
@@ -229,44 +224,25 @@ struct Exponential {
 };
 
 #if HWY_TARGET == HWY_AVX3
-// Polynomials in pieces, whose coefficients are looked up: permutations leave the multipliers to others.
-HWY_INLINE V Lookup(const float* table, V index) {
-  return V{_mm512_permutexvar_ps(_mm512_castps_si512(index.raw), _mm512_load_ps(table))};
-}
 HWY_INLINE Vs Lookup(const float* table, const Vs& index) {
   Vs y;
-  ForVectors([&](auto i) KDA_INLINE_LAMBDA { y.part[i] = Lookup(table, index.part[i]); });
+  ForVectors([&](auto i) KDA_INLINE_LAMBDA { y.part[i] = one::Lookup(table, index.part[i]); });
   return y;
 }
 
-// 2^(i/16) and 2^(i/16) - 1 for i from -8.
-alignas(64) inline constexpr float kPowers[16] = {
-    0.707106769f, 0.738413095f, 0.771105409f, 0.805245161f, 0.840896428f, 0.878126085f, 0.917004049f, 0.957603276f,
-    1.0f,         1.04427373f,  1.09050775f,  1.13878858f,  1.18920708f,  1.24185777f,  1.29683959f,  1.35425556f};
-alignas(64) inline constexpr float kPowersLessOne[16] = {-0.292893231f, -0.261586934f, -0.228894591f,  -0.194754839f,
-                                                         -0.159103587f, -0.121873923f, -0.0829959586f, -0.0423967205f,
-                                                         0.0f,          0.0442737825f, 0.0905077308f,  0.13878864f,
-                                                         0.189207122f,  0.241857812f,  0.296839565f,   0.354255557f};
-
-// Of shifted = kShift + m: floor((m + 8) / 16).
-inline constexpr float kShift = 0x1.8p23f + 8;
+// Of kExpShift + m: floor((m + 8) / 16), as Exponential has it.
 template <bool kCommon>
 HWY_INLINE V PowerOf(V shifted) {
+  if constexpr (kCommon) return ExponentOfShifted(shifted);
   const D d;
-  const hn::RebindToUnsigned<D> du;
-  if constexpr (kCommon) {
-    const auto bits = hn::ShiftLeft<19>(hn::BitCast(du, shifted));
-    return hn::BitCast(d, hn::And(bits, hn::Set(du, 0xFF800000u)));
-  } else {
-    return hn::Floor(hn::Mul(hn::Sub(shifted, hn::Set(d, 0x1.8p23f)), hn::Set(d, 0.0625f)));
-  }
+  return hn::Floor(hn::Mul(hn::Sub(shifted, hn::Set(d, kExpShift - 8)), hn::Set(d, 0.0625f)));
 }
 
 // e^-a for 0 <= a <= 1024, p within 1 ulp of 1; a.error is no larger than a rounding error of a.
 template <bool kCommon, bool kHasError>
 HWY_INLINE Exponential ExpOfMinus(const Pair& a) {
-  const Vs shifted = MulAdd(a.value, -23.0831203f, kShift);
-  const Vs m = Sub(shifted, kShift);
+  const Vs shifted = MulAdd(a.value, -23.0831203f, kExpShift);
+  const Vs m = Sub(shifted, kExpShift);
   Vs r = NegMulAdd(m, -1.19040888e-10f, NegMulSub(m, 0.0433216989f, a.value));
   if constexpr (kHasError) r = Sub(r, a.error);
   // (e^r - 1 - r) / r^2 on |r| <= ln(2)/32, minimax: 2e-9 relative to e^r.
@@ -279,23 +255,9 @@ HWY_INLINE Exponential ExpOfMinus(const Pair& a) {
   return e;
 }
 
-// Coefficients of polynomials on |t - i/8| <= 1/16.
-alignas(64) inline constexpr float kLog1p[5][16] = {
-    {0.25f, 0.249997839f, 0.249942452f, 0.249697283f, 0.249112159f, 0.248074755f, 0.246521577f, 0.244430885f,
-     0.242489681f},
-    {-0.499999851f, -0.499898225f, -0.498762459f, -0.495653629f, -0.490317583f, -0.482943416f, -0.473903149f,
-     -0.463603377f, -0.45519352f},
-    {0.333309531f, 0.331469268f, 0.322543681f, 0.307637155f, 0.289310545f, 0.269602895f, 0.249836579f, 0.230784833f,
-     0.217115194f},
-    {-0.248821467f, -0.233192444f, -0.201277405f, -0.16924037f, -0.141145349f, -0.117676064f, -0.0984345078f,
-     -0.0827527121f, -0.0728726536f},
-    {0.176758945f, 0.122760721f, 0.078936994f, 0.052898474f, 0.0366780981f, 0.0261702426f, 0.019134108f, 0.0142876692f,
-     0.0116084795f}};
-
-// log(1 + t) / t - 0.75 on [0, 1], minimax: 6e-9 relative to log(1 + t) / t. Taken from 0.75, the result is small near
-// t = 1, where its rounding errors weigh most.
+// log(1 + t) / t - 0.75 on [0, 1].
 HWY_INLINE Vs Log1pRatio(const Vs& t) {
-  const Vs shifted = Add(0x1p20f, t);
+  const Vs shifted = Add(kLog1pShift, t);
   Vs w = MulAdd(Lookup(kLog1p[4], shifted), t, Lookup(kLog1p[3], shifted));
   w = MulAdd(w, t, Lookup(kLog1p[2], shifted));
   w = MulAdd(w, t, Lookup(kLog1p[1], shifted));
