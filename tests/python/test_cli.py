@@ -284,7 +284,7 @@ def test_info():
 
 
 def test_help():
-    for command in ((), ("run",), ("verify",), ("info",)):
+    for command in ((), ("run",), ("inspect",), ("verify",), ("bench",), ("info",)):
         assert kda_command(*command, "--help").exit_code == 0
 
 

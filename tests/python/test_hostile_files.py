@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from helpers import BFLOAT16, FULL, PLAIN, arguments
 from test_cli import assert_refused, kda_command, save_call
 
+OUTPUT_OPTION = {"run": "-o", "inspect": "--json"}
+
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
@@ -29,16 +31,22 @@ def built(header, data, length=None):
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Run `kda run` on the bytes of a file."""
+@pytest.fixture(params=["run", "inspect"])
+def read(request):
+    """Run a command that reads a file and writes another."""
+    return lambda source, output: kda_command(request.param, source, OUTPUT_OPTION[request.param], output)
 
-    def run_on(file, *options):
+
+@pytest.fixture
+def run(tmp_path, read):
+    """Run such a command on the bytes of a file."""
+
+    def run_on(file):
         source = tmp_path / "in.safetensors"
         output = tmp_path / "out.safetensors"
         source.write_bytes(file)
         output.unlink(missing_ok=True)
-        result = kda_command("run", source, "-o", output, *options)
+        result = read(source, output)
         if result.exit_code != 0:
             assert list(tmp_path.iterdir()) == [source]
         return result
@@ -101,13 +109,11 @@ def test_headers_that_are_no_header(good, run, header):
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
-def test_missing_tensors(tmp_path, name):
+def test_missing_tensors(tmp_path, read, name):
     call = arguments(PLAIN)
     del call[name]
     source = save_call(tmp_path / "in", call)
-    assert_refused(
-        kda_command("run", source, "-o", tmp_path / "out"), f"tensor {name} is missing; needed are q, k, v, g, beta"
-    )
+    assert_refused(read(source, tmp_path / "out"), f"tensor {name} is missing; needed are q, k, v, g, beta")
 
 
 @pytest.mark.parametrize(
@@ -127,9 +133,9 @@ def test_missing_tensors(tmp_path, name):
         ({"q": np.zeros((1,) * 12, np.float16)}, "q: expected a rank of at most 8, got rank 12"),
     ],
 )
-def test_wrong_tensors(tmp_path, changes, message):
+def test_wrong_tensors(tmp_path, read, changes, message):
     source = save_call(tmp_path / "in", arguments(PLAIN) | changes)
-    assert_refused(kda_command("run", source, "-o", tmp_path / "out"), message)
+    assert_refused(read(source, tmp_path / "out"), message)
 
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "BOOL", "I8"])
@@ -160,21 +166,19 @@ def test_dtypes_that_numpy_lacks(good, run, dtype):
         ({"use_gate_in_kernel": "true"}, "A_log: expected a tensor"),
     ],
 )
-def test_wrong_metadata(tmp_path, metadata, message):
+def test_wrong_metadata(tmp_path, read, metadata, message):
     source = save_call(tmp_path / "in", arguments(PLAIN), **metadata)
-    assert_refused(kda_command("run", source, "-o", tmp_path / "out"), message)
+    assert_refused(read(source, tmp_path / "out"), message)
 
 
-def test_bounded_gate_of_a_file(tmp_path):
+def test_bounded_gate_of_a_file(tmp_path, read):
     source = save_call(tmp_path / "in", arguments(FULL), safe_gate="true", lower_bound="nan")
-    assert_refused(
-        kda_command("run", source, "-o", tmp_path / "out"), "lower_bound: expected a number in [-5, 0), got nan"
-    )
+    assert_refused(read(source, tmp_path / "out"), "lower_bound: expected a number in [-5, 0), got nan")
     source = save_call(tmp_path / "in", arguments(FULL), safe_gate="True", lower_bound="None")
-    assert kda_command("run", source, "-o", tmp_path / "out").exit_code == 0
+    assert read(source, tmp_path / "out").exit_code == 0
 
 
-def test_a_file_of_holes_as_large_as_it_likes(tmp_path):
+def test_a_file_of_holes_as_large_as_it_likes(tmp_path, read):
     tokens = 2**36
     header = {
         "q": {"dtype": "BF16", "shape": [1, tokens, 1, 16], "data_offsets": [0, 32 * tokens]},
@@ -187,26 +191,27 @@ def test_a_file_of_holes_as_large_as_it_likes(tmp_path):
             file.truncate(source.stat().st_size + 32 * tokens)
     except OSError:
         pytest.skip("the file system takes no file of this size")
-    assert_refused(kda_command("run", source, "-o", tmp_path / "out"))
+    assert_refused(read(source, tmp_path / "out"))
 
 
-def test_no_file(tmp_path):
-    assert_refused(kda_command("run", tmp_path / "none", "-o", tmp_path / "out"), "none cannot be read: No such file")
-    assert_refused(kda_command("run", tmp_path, "-o", tmp_path / "out"), "not a regular file")
-    assert_refused(kda_command("run", "/dev/zero", "-o", tmp_path / "out"), "not a regular file")
-    assert_refused(kda_command("run", "x" * 5000, "-o", tmp_path / "out"), "xxx cannot be read: File name too long")
+def test_no_file(tmp_path, read):
+    assert_refused(read(tmp_path / "none", tmp_path / "out"), "none cannot be read: No such file")
+    assert_refused(read(tmp_path, tmp_path / "out"), "not a regular file")
+    assert_refused(read("/dev/zero", tmp_path / "out"), "not a regular file")
+    assert_refused(read("x" * 5000, tmp_path / "out"), "xxx cannot be read: File name too long")
 
 
-def test_the_program_itself(tmp_path, good):
+@pytest.mark.parametrize("command", ["run", "inspect"])
+def test_the_program_itself(tmp_path, good, command):
     """Not in this process: what a user sees, with nothing that catches it."""
     source = tmp_path / "in.safetensors"
     for file in (b"", good[:50], built(b"[" * 1000, b""), struct.pack("<Q", 2**64 - 1)):
         source.write_bytes(file)
-        command = [sys.executable, "-m", "kda", "run", source, "-o", tmp_path / "out"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        arguments_of = [command, source, OUTPUT_OPTION[command], tmp_path / "out"]
+        done = subprocess.run([sys.executable, "-m", "kda", *arguments_of], capture_output=True, text=True)
         assert done.returncode == 2
         assert done.stdout == ""
-        assert done.stderr.startswith("kda run: ")
+        assert done.stderr.startswith(f"kda {command}: ")
         assert done.stderr.count("\n") == 1
 
 

@@ -9,6 +9,7 @@ import typer
 
 from kda.cli import bench as bench_command
 from kda.cli import info as info_command
+from kda.cli import inspect as inspect_command
 from kda.cli import run as run_command
 from kda.cli import verify as verify_command
 from kda.cli.console import user_errors
@@ -22,23 +23,31 @@ app = typer.Typer(
 )
 
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=4096, metavar="N", help="CPU threads.")]
+InputFile = Annotated[Path, typer.Argument(metavar="INPUT", help="A safetensors file of operator inputs.")]
+Layout = Annotated[str | None, typer.Option(help="BSND, BNSD, TND or NTD.")]
+Scale = Annotated[float | None, typer.Option(help="Default: K ** -0.5.")]
+ChunkSize = Annotated[int | None, typer.Option(help="64 or 128.")]
+UseGateInKernel = Annotated[bool | None, typer.Option(help="Make the gate from g.")]
+SafeGate = Annotated[bool | None, typer.Option(help="The bounded gate.")]
+LowerBound = Annotated[float | None, typer.Option(help="Of the bounded gate, in [-5, 0).")]
+StateVFirst = Annotated[bool | None, typer.Option(help="States are [..., V, K].")]
 
 
 @app.command()
 def run(
-    input_file: Annotated[Path, typer.Argument(metavar="INPUT", help="A safetensors file of operator inputs.")],
+    input_file: InputFile,
     output: Annotated[Path, typer.Option("--output", "-o", help="The safetensors file to write.")],
     backend: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
     threads: Threads = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the float64 reference.")] = False,
     outputs: Annotated[str | None, typer.Option(metavar="NAMES", help="Outputs, by comma. Default: all.")] = None,
-    layout: Annotated[str | None, typer.Option(help="BSND, BNSD, TND or NTD.")] = None,
-    scale: Annotated[float | None, typer.Option(help="Default: K ** -0.5.")] = None,
-    chunk_size: Annotated[int | None, typer.Option(help="64 or 128.")] = None,
-    use_gate_in_kernel: Annotated[bool | None, typer.Option(help="Make the gate from g.")] = None,
-    safe_gate: Annotated[bool | None, typer.Option(help="The bounded gate.")] = None,
-    lower_bound: Annotated[float | None, typer.Option(help="Of the bounded gate, in [-5, 0).")] = None,
-    state_v_first: Annotated[bool | None, typer.Option(help="States are [..., V, K].")] = None,
+    layout: Layout = None,
+    scale: Scale = None,
+    chunk_size: ChunkSize = None,
+    use_gate_in_kernel: UseGateInKernel = None,
+    safe_gate: SafeGate = None,
+    lower_bound: LowerBound = None,
+    state_v_first: StateVFirst = None,
 ) -> None:
     """Compute chunk_kda_fwd on the tensors of a file.
 
@@ -58,6 +67,38 @@ def run(
     with user_errors("run"):
         passed = run_command.run(input_file, output, overrides, backend, threads, outputs, check=check)
     raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+def inspect(
+    input_file: InputFile,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw them.")] = None,
+    layout: Layout = None,
+    scale: Scale = None,
+    chunk_size: ChunkSize = None,
+    use_gate_in_kernel: UseGateInKernel = None,
+    safe_gate: SafeGate = None,
+    lower_bound: LowerBound = None,
+    state_v_first: StateVFirst = None,
+) -> None:
+    """Show what a layer's gates and keys look like, and what of it breaks kernels.
+
+    Reads what `kda run` reads. Per value head: the decays of single steps, the half-lives of the channels, and how far
+    cumulative gates span; how alike the keys are; how well (I + A), the system of a chunk, is conditioned. Names heads
+    and tokens where other kernels have been seen to fail. Exit code 2: anything is wrong with files or arguments.
+    """
+    overrides = Attributes(
+        layout=layout,
+        scale=scale,
+        chunk_size=chunk_size,
+        use_gate_in_kernel=use_gate_in_kernel,
+        safe_gate=safe_gate,
+        lower_bound=lower_bound,
+        state_v_first=state_v_first,
+    )
+    with user_errors("inspect"):
+        inspect_command.show(input_file, overrides, json_file, plot_file)
 
 
 @app.command()

@@ -27,6 +27,7 @@ from kda._cases import Case
 from kda._chunk_kda_fwd import OP, OUTPUTS, Arguments, prepare
 from kda._info import info
 from kda._threads import get_num_threads
+from kda.cli import plotting
 from kda.cli.console import UserError, progress, stdout
 from kda.cli.run import check_backend
 from kda.cli.verify import matches
@@ -79,6 +80,8 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
     for path in (json_file, plot_file):
         if path is not None and not path.parent.is_dir():
             raise UserError(f"{path} cannot be written: {path.parent} is no folder")
+    if plot_file is not None:
+        plotting.figure_type()  # refuses now rather than after the measurements
     restart_with_threads(settings.threads)
     cases = _select(settings.filters)
     measurements: list[Measurement] = []
@@ -261,13 +264,9 @@ def _write_json(path: Path, measurements: Sequence[Measurement], settings: Setti
 
 def _plot(path: Path, measurements: Sequence[Measurement]) -> None:
     """Draw the rates under the roof of memory and sgemm."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("--plot needs matplotlib: pip install 'kda[plot]'") from None
     sgemm = statistics.median(m.sgemm_gflops for m in measurements)
     copy = statistics.median(m.copy_gbytes_per_second for m in measurements)
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = plotting.new_figure(8, 5)
     axes = figure.subplots()
     intensities = np.geomspace(1, 4096, 200)
     axes.loglog(intensities, np.minimum(copy * intensities, sgemm), color="black", label="copy rate, sgemm rate")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ REQUIRED = ("q", "k", "v", "g", "beta")
 OPTIONAL = ("A_log", "dt_bias", "initial_state", "cu_seqlens", "chunk_indices")
 # Bytes of an element; others have no NumPy dtype, or none that an operator could mean.
 _READABLE = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8, "I32": 4, "I64": 8}
+_TEMPORARIES = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def new_file(output: Path) -> Iterator[Path]:
     It is made at once, so that a folder that takes no files is known before anything is computed. Raises UserError.
     """
     target = output.resolve()
-    temporary = target.with_name(f".kda-{os.getpid()}.tmp")
+    temporary = target.with_name(f".kda-{os.getpid()}-{next(_TEMPORARIES)}.tmp")
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except OSError as error:
@@ -152,6 +154,18 @@ def new_file(output: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+@contextmanager
+def new_files(source: Path, *outputs: Path | None) -> Iterator[list[Path | None]]:
+    """Give files to write to, as `new_file`, for the outputs that are named; `source` is none. Raises UserError."""
+    named = [output for output in outputs if output is not None]
+    for output in named:
+        check_output(output, source)
+    if len({output.resolve() for output in named}) < len(named):
+        raise UserError(f"output {named[-1]} is named twice")
+    with ExitStack() as stack:
+        yield [None if output is None else stack.enter_context(new_file(output)) for output in outputs]
 
 
 def write(path: Path, tensors: Mapping[str, npt.NDArray[Any]], attributes: Arguments) -> None:
