@@ -36,7 +36,7 @@ from kda.cli.verify import matches
 DEFAULT_CASES = tuple(f"matrix_bf16_BSND_{gate}_V128_C64" for gate in ("activated", "softplus", "bounded"))
 OUTPUT_SETS = {"serving": ("attn_out", "final_state"), "all": OUTPUTS}
 
-Work: TypeAlias = Callable[[], None]
+Work: TypeAlias = Callable[[], object]
 
 # A BLAS's threads keep their CPUs busy for some time after a product.
 _SETTLING_SECONDS = 0.05
@@ -155,9 +155,9 @@ def flops(case: Case) -> float:
 def _measure(case: Case, output_set: str, settings: Settings) -> Measurement:
     arguments = make_arguments(case)
     with ThreadPoolExecutor(settings.threads) as pool:
-        seconds, sgemm_seconds, copy_seconds = _alternate(
+        seconds, sgemm_seconds, copy_seconds = alternate(
             [
-                _operator(arguments, OUTPUT_SETS[output_set], settings.threads),
+                operator(arguments, OUTPUT_SETS[output_set], settings.threads),
                 _sgemm(settings.sgemm_size),
                 _copy(settings.threads, pool),
             ],
@@ -182,7 +182,7 @@ def _measure(case: Case, output_set: str, settings: Settings) -> Measurement:
     )
 
 
-def _alternate(works: Sequence[Work], rounds: int) -> list[float]:
+def alternate(works: Sequence[Work], rounds: int) -> list[float]:
     """Return each one's median time, taken in turns so that a change of the machine's speed meets all of them."""
     times: list[list[float]] = [[] for _ in works]
     for _ in range(rounds):
@@ -195,7 +195,8 @@ def _alternate(works: Sequence[Work], rounds: int) -> list[float]:
     return [statistics.median(taken) for taken in times]
 
 
-def _operator(arguments: Arguments, names: tuple[str, ...], threads: int) -> Work:
+def operator(arguments: Arguments, names: tuple[str, ...], threads: int) -> Work:
+    """Return a planned call that computes the named outputs, their memory being there already."""
     call = prepare(arguments)
     specs = dict(zip(OUTPUTS, call.outputs(), strict=True))
     kind = NumpyKind()
