@@ -46,6 +46,31 @@ def test_other_cases_are_scaled(tmp_path):
     done = bench(*SMALL, "--filter", "matrix_fp16_NTD_bounded_V256_C128", "--json", file)
     assert done.returncode == 0, done.stderr
     assert {(m["tokens"], m["heads"]) for m in json.loads(file.read_text())["measurements"]} == {(70, 2), (70, 4)}
+    assert bench(*SMALL, "--filter", "packed_holes").returncode == 0
+
+
+def test_packed_cases_keep_their_sequences():
+    from kda import _cases
+    from kda.cli.bench import SHAPES, scaled
+
+    case = _cases.Case(name="packed", **SHAPES["packed_200"])
+    assert case.sequences == 200
+    assert case.cu_seqlens[-1] == case.T
+    for tokens in (3, 2048, 8192):
+        bounds = scaled(case, tokens, 4).cu_seqlens
+        assert (len(bounds), bounds[0], bounds[-1]) == (201, 0, tokens)
+        assert sorted(bounds) == list(bounds)
+
+
+def test_shapes_are_compared_with_the_usual_one(tmp_path):
+    file = tmp_path / "bench.json"
+    done = bench(*SMALL, "--heads", "2", "--shapes", "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert "of K=V=128" in done.stdout
+    measurements = json.loads(file.read_text())["measurements"]
+    cases = ["V256", "K64", "chunk128", "fp16", "groups_of_4", "packed_200"]
+    assert [m["case"] for m in measurements] == [case for case in cases for _ in range(2)]
+    assert all(m["ratio_to_usual_shape"] > 0 for m in measurements)
 
 
 def test_foreign_settings_of_the_blas_are_dropped(tmp_path):
@@ -67,7 +92,8 @@ def test_picture(tmp_path):
         (("--tokens", "0"), "--tokens"),
         (("--heads", "4,x"), "--heads"),
         (("--filter", "no such case"), "no such case"),
-        (("--filter", "packed_holes"), "packed_holes"),
+        (("--filter", "packed_all_empty_BSND_zero"), "packed_all_empty_BSND_zero"),
+        (("--shapes", "--filter", "fp16"), "--shapes"),
         (("--backend", "abacus"), "--backend"),
         (("--json", "/nowhere/bench.json"), "/nowhere/bench.json"),
     ],

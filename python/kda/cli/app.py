@@ -133,6 +133,9 @@ def bench(
     filters: Annotated[
         list[str] | None, typer.Option("--filter", metavar="TEXT", help="Other cases, as for verify; with other sizes.")
     ] = None,
+    shapes: Annotated[
+        bool, typer.Option("--shapes", help="Other shapes, each beside K = V = 128 per unit of nominal work.")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each, for the median.")] = 7,
     sgemm_size: Annotated[int, typer.Option(min=1, max=16384, help="Rows of the matrices compared with.")] = 2048,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.")] = None,
@@ -150,6 +153,7 @@ def bench(
             filters=tuple(filters or ()),
             rounds=rounds,
             sgemm_size=sgemm_size,
+            shapes=shapes,
         )
         bench_command.bench(settings, backend, json_file, plot_file)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,6 +37,17 @@ from kda.cli.verify import matches
 DEFAULT_CASES = tuple(f"matrix_bf16_BSND_{gate}_V128_C64" for gate in ("activated", "softplus", "bounded"))
 OUTPUT_SETS = {"serving": ("attn_out", "final_state"), "all": OUTPUTS}
 
+# Cases that differ from the first default case in one respect, and are compared with it per unit of nominal work.
+_LENGTHS = [37 * i % 79 + 1 for i in range(200)]
+SHAPES: dict[str, dict[str, Any]] = {
+    "V256": {"V": 256},
+    "K64": {"K": 64},
+    "chunk128": {"chunk_size": 128},
+    "fp16": {"dtype": "float16"},
+    "groups_of_4": {"HV": 4},
+    "packed_200": {"T": sum(_LENGTHS), "cu_seqlens": (0, *accumulate(_LENGTHS))},
+}
+
 Work: TypeAlias = Callable[[], object]
 
 # A BLAS's threads keep their CPUs busy for some time after a product.
@@ -54,6 +66,7 @@ class Settings:
     filters: tuple[str, ...]
     rounds: int
     sgemm_size: int
+    shapes: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,8 @@ class Measurement:
     flops_per_byte: float
     ratio_to_sgemm: float
     ratio_to_bandwidth_floor: float
+    ratio_to_usual_shape: float | None = None
+    """Rate by nominal work over that of K = V = 128, chunks of 64, bf16 and dense, measured in turns with it."""
 
 
 def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: Path | None) -> None:
@@ -83,7 +98,7 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
     if plot_file is not None:
         plotting.figure_type()  # refuses now rather than after the measurements
     restart_with_threads(settings.threads)
-    cases = _select(settings.filters)
+    usual, cases = _select(settings)
     measurements: list[Measurement] = []
     runs = [
         (case, T, H, name) for case in cases for T in settings.tokens for H in settings.heads for name in OUTPUT_SETS
@@ -91,7 +106,8 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
     with progress() as bar:
         task = bar.add_task("cases", total=len(runs))
         for case, T, H, name in runs:
-            measurements.append(_measure(scaled(case, T, H), name, settings))
+            compared = None if usual is None else scaled(usual, T, H)
+            measurements.append(_measure(scaled(case, T, H), name, settings, compared))
             bar.advance(task)
     for case in cases:
         stdout().print(_table(case.name, [m for m in measurements if m.case == case.name]))
@@ -114,23 +130,37 @@ def restart_with_threads(threads: int) -> None:
     os.execve(sys.executable, [sys.executable, "-m", "kda", *sys.argv[1:]], environment)  # noqa: S606 - this very command
 
 
-def _select(filters: Sequence[str]) -> list[Case]:
+def _select(settings: Settings) -> tuple[Case | None, list[Case]]:
+    """Return the cases to time, and the one to compare each of them with."""
     cases = _cases.load(_cases.default_path())
-    if not filters:
-        return [case for case in cases if case.name in DEFAULT_CASES]
-    selected = [case for case in cases if any(matches(case.name, text) for text in filters)]
+    if settings.shapes:
+        if settings.filters:
+            raise UserError("--shapes has cases of its own: expected no --filter")
+        usual = next(case for case in cases if case.name == DEFAULT_CASES[0])
+        return usual, [dataclasses.replace(usual, name=name, **fields) for name, fields in SHAPES.items()]
+    if not settings.filters:
+        return None, [case for case in cases if case.name in DEFAULT_CASES]
+    selected = [case for case in cases if any(matches(case.name, text) for text in settings.filters)]
     if not selected:
-        raise UserError(f"no case matches {', '.join(filters)}")
-    packed = next((case.name for case in selected if case.cu_seqlens is not None), None)
-    if packed is not None:
-        raise UserError(f"{packed}: a packed case has no number of tokens of its own and cannot be scaled")
-    return selected
+        raise UserError(f"no case matches {', '.join(settings.filters)}")
+    empty = next((case.name for case in selected if case.cu_seqlens is not None and case.T == 0), None)
+    if empty is not None:
+        raise UserError(f"{empty}: sequences without tokens cannot be scaled")
+    return None, selected
 
 
 def scaled(case: Case, tokens: int, heads: int) -> Case:
-    """Return the case with other sizes; value heads keep their ratio to the query heads."""
+    """Return the case with other sizes; value heads keep their ratio to the query heads, sequences theirs to T."""
     group = case.HV // case.H
-    return dataclasses.replace(case, B=1, T=tokens, H=max(1, heads // group), HV=max(1, heads // group) * group)
+    bounds = case.cu_seqlens
+    return dataclasses.replace(
+        case,
+        B=1,
+        T=tokens,
+        H=max(1, heads // group),
+        HV=max(1, heads // group) * group,
+        cu_seqlens=None if bounds is None else tuple(bound * tokens // case.T for bound in bounds),
+    )
 
 
 def make_arguments(case: Case) -> Arguments:
@@ -152,17 +182,17 @@ def flops(case: Case) -> float:
     return case.T * case.HV * (within + 6 * case.K * case.V)
 
 
-def _measure(case: Case, output_set: str, settings: Settings) -> Measurement:
+def _measure(case: Case, output_set: str, settings: Settings, usual: Case | None) -> Measurement:
     arguments = make_arguments(case)
     with ThreadPoolExecutor(settings.threads) as pool:
-        seconds, sgemm_seconds, copy_seconds = alternate(
-            [
-                operator(arguments, OUTPUT_SETS[output_set], settings.threads),
-                _sgemm(settings.sgemm_size),
-                _copy(settings.threads, pool),
-            ],
-            settings.rounds,
-        )
+        works = [
+            operator(arguments, OUTPUT_SETS[output_set], settings.threads),
+            _sgemm(settings.sgemm_size),
+            _copy(settings.threads, pool),
+        ]
+        if usual is not None:
+            works.append(operator(make_arguments(usual), OUTPUT_SETS[output_set], settings.threads))
+        seconds, sgemm_seconds, copy_seconds, *usual_seconds = alternate(works, settings.rounds)
     moved = sum(getattr(arguments, name).nbytes for name in ("q", "k", "v", "g", "beta")) + arguments.v.nbytes
     copy_rate = 2 * _COPIED_BYTES / copy_seconds
     sgemm_rate = 2 * settings.sgemm_size**3 / sgemm_seconds
@@ -179,6 +209,7 @@ def _measure(case: Case, output_set: str, settings: Settings) -> Measurement:
         flops_per_byte=flops(case) / moved,
         ratio_to_sgemm=flops(case) / seconds / sgemm_rate,
         ratio_to_bandwidth_floor=moved / copy_rate / seconds,
+        ratio_to_usual_shape=None if usual is None else flops(case) / seconds / (flops(usual) / usual_seconds[0]),
     )
 
 
@@ -236,6 +267,9 @@ def _table(case: str, measurements: Sequence[Measurement]) -> Table:
     table = Table(title=case)
     for name in ("T", "heads", "outputs", "ms", "ktok*heads/s", "GFLOP/s", "of sgemm", "of copy"):
         table.add_column(name, justify="left" if name == "outputs" else "right")
+    compared = any(m.ratio_to_usual_shape is not None for m in measurements)
+    if compared:
+        table.add_column("of K=V=128", justify="right")
     for m in measurements:
         table.add_row(
             str(m.tokens),
@@ -246,6 +280,7 @@ def _table(case: str, measurements: Sequence[Measurement]) -> Table:
             f"{m.gflops:.0f}",
             f"{m.ratio_to_sgemm:.2f}",
             f"{m.ratio_to_bandwidth_floor:.2f}",
+            *([f"{m.ratio_to_usual_shape:.2f}"] if compared else []),
         )
     return table
 
