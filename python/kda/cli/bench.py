@@ -264,24 +264,25 @@ def _copy(threads: int, pool: ThreadPoolExecutor) -> Work:
 
 
 def _table(case: str, measurements: Sequence[Measurement]) -> Table:
+    columns: dict[str, Callable[[Measurement], str]] = {
+        "T": lambda m: str(m.tokens),
+        "heads": lambda m: str(m.heads),
+        "outputs": lambda m: m.outputs,
+        "ms": lambda m: f"{m.milliseconds:.2f}",
+        "ktok*heads/s": lambda m: f"{m.token_heads_per_second / 1e3:.0f}",
+        "GFLOP/s": lambda m: f"{m.gflops:.0f}",
+        "of sgemm": lambda m: f"{m.ratio_to_sgemm:.2f}",
+        "of copy": lambda m: f"{m.ratio_to_bandwidth_floor:.2f}",
+    }
+    if measurements[0].ratio_to_usual_shape is not None:
+        # Tokens per second say little where the work per token differs.
+        del columns["ktok*heads/s"]
+        columns["of K=V=128"] = lambda m: f"{m.ratio_to_usual_shape:.2f}"
     table = Table(title=case)
-    for name in ("T", "heads", "outputs", "ms", "ktok*heads/s", "GFLOP/s", "of sgemm", "of copy"):
-        table.add_column(name, justify="left" if name == "outputs" else "right")
-    compared = any(m.ratio_to_usual_shape is not None for m in measurements)
-    if compared:
-        table.add_column("of K=V=128", justify="right")
-    for m in measurements:
-        table.add_row(
-            str(m.tokens),
-            str(m.heads),
-            m.outputs,
-            f"{m.milliseconds:.2f}",
-            f"{m.token_heads_per_second / 1e3:.0f}",
-            f"{m.gflops:.0f}",
-            f"{m.ratio_to_sgemm:.2f}",
-            f"{m.ratio_to_bandwidth_floor:.2f}",
-            *([f"{m.ratio_to_usual_shape:.2f}"] if compared else []),
-        )
+    for name in columns:
+        table.add_column(name, justify="left" if name == "outputs" else "right", no_wrap=True)
+    for measurement in measurements:
+        table.add_row(*(show(measurement) for show in columns.values()))
     return table
 
 
