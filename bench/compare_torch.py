@@ -30,6 +30,8 @@ from kda.cli.console import UserError, progress, stdout, user_errors
 Tensor: TypeAlias = torch.Tensor
 
 CHUNK = 64
+# Chunks of heads at a time: fewer leave too little work for each operation, more do not fit into a cache.
+BATCH = 16
 OUTPUTS = ("attn_out", "final_state")
 _CHECKED_TOKENS = 200
 _CHECKED_HEADS = 2
@@ -81,26 +83,36 @@ Form: TypeAlias = Callable[[Call, Heads, Tensor, Tensor], None]
 
 
 def chunked(call: Call, inputs: Heads, out: Tensor, state: Tensor) -> None:
-    """Compute `out [T,heads,V]`, in its dtype, and `state [heads,K,V]`, 64 tokens at a time."""
+    """Compute `out [T,heads,V]`, in its dtype, and `state [heads,K,V]`, 64 tokens at a time.
+
+    What does not depend on the state is computed for several chunks at once where there are few heads.
+    """
     _start(state, inputs)
+    tokens, heads, width = inputs.v.shape
     sums = torch.ones(CHUNK, CHUNK).tril_()
-    for first in range(0, len(inputs.q), CHUNK):
-        rows = slice(first, first + CHUNK)
-        q, k, v, beta = (_padded(x[rows]).transpose(0, 1) for x in (inputs.q, inputs.k, inputs.v, inputs.beta))
-        gate = _padded(call.gate(inputs.g[rows], inputs))
-        gk = (sums @ gate.flatten(1)).view(gate.shape).transpose(0, 1)
+    step = CHUNK * max(1, BATCH // heads)
+    for first in range(0, tokens, step):
+        rows = slice(first, first + step)
+        q, k, v, beta = (_in_chunks(x[rows]) for x in (inputs.q, inputs.k, inputs.v, inputs.beta))
+        gate = _in_chunks(call.gate(inputs.g[rows], inputs))
+        gk = torch.bmm(sums.expand(len(gate), CHUNK, CHUNK), gate)
         qk, kk = _products_within(q, k, gk)
         decay = gk.exp()
         # (I + A) [u, w] = beta [v, k exp(gk)], solved for both at once.
         right = torch.cat((v, k * decay), dim=-1).mul_(beta.unsqueeze(-1))
         solved = torch.linalg.solve_triangular(kk.mul_(beta.unsqueeze(-1)), right, upper=False, unitriangular=True)
-        width = v.shape[-1]
-        v_new = torch.baddbmm(solved[..., :width], solved[..., width:], state, alpha=-1)
-        made = torch.bmm(q.mul_(decay), state).baddbmm_(qk, v_new).mul_(call.scale).transpose(0, 1)
-        out[rows].copy_(made[: len(out) - first])
+        u, w = solved.split((width, k.shape[-1]), dim=-1)
+        qg = q.mul_(decay)
         last = gk[:, -1:]
-        rest = k.mul_((last - gk).exp_())
-        state.mul_(last.exp().transpose(1, 2)).baddbmm_(rest.transpose(1, 2), v_new)
+        rest = k.mul_((last - gk).exp_()).transpose(1, 2)
+        decay = last.exp().transpose(1, 2)
+        for chunk in range(len(gate) // heads):
+            own = slice(chunk * heads, (chunk + 1) * heads)
+            v_new = torch.baddbmm(u[own], w[own], state, alpha=-1)
+            made = torch.bmm(qg[own], state).baddbmm_(qk[own], v_new).mul_(call.scale).transpose(0, 1)
+            part = out[first + chunk * CHUNK :][:CHUNK]
+            part.copy_(made[: len(part)])
+            state.mul_(decay[own]).baddbmm_(rest[own], v_new)
 
 
 def _start(state: Tensor, inputs: Heads) -> None:
@@ -110,17 +122,18 @@ def _start(state: Tensor, inputs: Heads) -> None:
         state.copy_(inputs.initial_state)
 
 
-def _padded(rows: Tensor) -> Tensor:
-    """Return a copy in float32, with rows of 0, which change nothing, up to a whole chunk."""
-    if len(rows) == CHUNK:
-        return rows.to(torch.float32, copy=True)
-    whole = torch.zeros(CHUNK, *rows.shape[1:])
-    whole[: len(rows)] = rows
-    return whole
+def _in_chunks(rows: Tensor) -> Tensor:
+    """Return `[rows,heads,...]` as `[chunks * heads,64,...]` in float32; rows of 0 behind change nothing."""
+    chunks, rest = -(-len(rows) // CHUNK), -len(rows) % CHUNK
+    if rest:
+        rows = torch.cat((rows, rows.new_zeros(rest, *rows.shape[1:])))
+    made = torch.empty(chunks, rows.shape[1], CHUNK, *rows.shape[2:])
+    made.copy_(rows.view(chunks, CHUNK, *rows.shape[1:]).transpose(1, 2))
+    return made.flatten(0, 1)
 
 
 def _products_within(q: Tensor, k: Tensor, gk: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `sum_d q_i k_j E_ij` for j <= i and `sum_d k_i k_j E_ij` for j < i, `[heads,64,64]`, 0 elsewhere.
+    """Return `sum_d q_i k_j E_ij` for j <= i and `sum_d k_i k_j E_ij` for j < i, `[...,64,64]`, 0 elsewhere.
 
     By halves: the second half of the rows against the first half of the columns, with the gates relative to the row
     between them, and so on within either half. No exponent is positive.

@@ -7,7 +7,7 @@ are those of `kda.chunk_kda_fwd`; a block is 16 rows of a chunk.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -618,3 +618,9 @@ def doubling_error(A: Floats, inverse: Floats) -> Floats:
     norm = np.linalg.norm(np.where(lower, inverse, 0), axis=(-2, -1))
     relative: Floats = np.asarray(error / np.where(norm > 0, norm, 1))
     return np.where(np.isfinite(relative), relative, np.inf)
+
+
+def quantiles(numbers: Floats, shares: Sequence[float]) -> list[float]:
+    """Return quantiles without interpolation, which infinities do not take; 0 of nothing."""
+    ordered = np.sort(numbers, axis=None)
+    return [float(ordered[round(share * (ordered.size - 1))]) if ordered.size else 0.0 for share in shares]

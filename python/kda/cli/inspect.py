@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kda._chunk_kda_fwd import prepare
 from kda._info import info
-from kda._inspect import HALF_LIFE_EDGES, KINDS, Finding, Report, inspect
+from kda._inspect import HALF_LIFE_EDGES, KINDS, Finding, Report, inspect, quantiles
 from kda.cli import files, plotting
 from kda.cli.console import one_line, progress, refusals, stdout
 from kda.cli.inspect_plot import draw
@@ -138,12 +138,6 @@ def sparkline(counts: Sequence[int], bars: str) -> str:
     top = max(counts, default=0)
     steps = len(bars) - 1
     return "".join(bars[math.ceil(steps * math.sqrt(count / top))] if count else bars[0] for count in counts)
-
-
-def quantiles(numbers: Any, shares: Sequence[float]) -> list[float]:
-    """Return quantiles without interpolation, which infinities do not take; 0 of nothing."""
-    ordered = np.sort(np.asarray(numbers, np.float64), axis=None)
-    return [float(ordered[round(share * (ordered.size - 1))]) if ordered.size else 0.0 for share in shares]
 
 
 def _largest(numbers: Any) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kda._inspect import BLOCK, HALF_LIFE_EDGES, KINDS, SPAN_LIMIT, Report
+from kda._inspect import BLOCK, HALF_LIFE_EDGES, KINDS, SPAN_LIMIT, Report, quantiles
 from kda.cli.plotting import new_figure
 
 _MOST_COLUMNS = 1024
@@ -70,21 +70,18 @@ def _draw_decays(figure: Any, axes: Any, report: Report) -> None:
 
 
 def _draw_half_lives(axes: Any, report: Report) -> None:
-    """Half-lives of the channels: for each head the range of 10 to 90 %, and every channel where there is room."""
+    """Half-lives of the channels: for each head all of them, the range of 10 to 90 %, and the median."""
+    size = max(3, 60 / max(len(report.heads), 1))
+    first, last = -1.0, 1.0
     for row, head in enumerate(report.heads):
-        shown = np.sort(np.clip(head.half_lives, 1e-2, 1e6))
-        low, middle, high = (shown[round(share * (shown.size - 1))] for share in (0.1, 0.5, 0.9))
-        axes.plot(
-            shown,
-            np.full(shown.size, row),
-            "|",
-            color="tab:blue",
-            alpha=0.35,
-            markersize=max(3, 60 / len(report.heads)),
-        )
+        shown = np.clip(head.half_lives, 1e-2, 1e6)
+        low, middle, high = quantiles(shown, (0.1, 0.5, 0.9))
+        axes.plot(shown, np.full(shown.size, row), "|", color="tab:blue", alpha=0.35, markersize=size)
         axes.plot([low, high], [row, row], "-", color="black", linewidth=1.2)
         axes.plot([middle], [row], "o", color="black", markersize=4)
+        first, last = min(first, np.log10(shown.min())), max(last, np.log10(shown.max()))
     axes.set_xscale("log")
+    axes.set_xlim(10 ** np.floor(first - 0.05), 10 ** np.ceil(last + 0.05))
     _name_heads(axes, len(report.heads), "head")
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("half-life (tokens), from the mean gate")
