@@ -23,7 +23,7 @@ class Support:
     backend: str | None
     """The backend that would run the call; None when there is none."""
     reason: str | None
-    """Why the call is not supported: the message of `error`. None when it is."""
+    """Why the call is not supported, in the words of `error`. None when it is."""
     error: type[Exception] | None
     """What the call would raise."""
 
@@ -105,7 +105,7 @@ class _Supported:
     the function of the same name.
 
     Returns:
-        An object that is true, or false with the reason: `if not (answer := kda.supported(...)): print(answer.reason)`.
+        A `Support`, which is true, or false with the reason.
 
     Raises:
         TypeError: an argument is missing, or there is none of that name.

@@ -26,7 +26,7 @@ def test_the_changelog_begins_with_it():
 
 def test_nobody_else_writes_it_down():
     text = re.escape(VERSION)
-    for path in ("CMakeLists.txt", "pyproject.toml", "python/kda/__init__.py", "src/core/info.cc"):
+    for path in ("CMakeLists.txt", "pyproject.toml", "docs/conf.py", "python/kda/__init__.py", "src/core/info.cc"):
         assert not re.search(rf"(?<![\w.]){text}(?![\w.])", (ROOT / path).read_text()), path
     major_minor = ".".join(VERSION.split(".")[:2])
     for path in ROOT.glob("examples/*/CMakeLists.txt"):
