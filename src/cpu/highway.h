@@ -7,6 +7,10 @@
 #if defined(__x86_64__)
 // Older releases of Highway know nothing between SSE4 and one-lane emulation, so SSE4 is the least we run on.
 #define HWY_BASELINE_TARGETS HWY_SSE4
+#elif defined(__aarch64__) && !defined(TOOLCHAIN_MISS_SYS_AUXV_H)
+// Every 64-bit ARM CPU has NEON, so there is nothing to choose at run time. Left to choose, Highway asks for AES, which
+// not every such CPU has and we do not use. This is the switch that all its releases know.
+#define TOOLCHAIN_MISS_SYS_AUXV_H
 #endif
 
 #define HWY_DISABLED_TARGETS                                                                                   \
