@@ -127,7 +127,8 @@ struct ChunkKdaFwdDims {
                                                                const ChunkKdaFwdAttributes& attributes);
 
 // Everything that follows from shapes, strides, dtypes and attributes. Made once, executed any number of times, from
-// any number of threads at once, each with a workspace of its own.
+// any number of threads at once, each with a workspace of its own. A plan that was moved from refuses all that asks
+// it for what it held with Error (kValue).
 class KDA_API ChunkKdaFwdPlan {
  public:
   // Reads the views' metadata, not their data, and copies cu_seqlens. Throws Error.
@@ -146,19 +147,20 @@ class KDA_API ChunkKdaFwdPlan {
   void execute(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdOutputs& outputs, Workspace workspace,
                Stream stream = nullptr) const;
 
-  [[nodiscard]] const ChunkKdaFwdDims& dims() const noexcept;
-  [[nodiscard]] std::size_t workspace_bytes() const noexcept;
-  [[nodiscard]] std::span<const WorkspaceRegion> workspace_regions() const noexcept;
+  [[nodiscard]] const ChunkKdaFwdDims& dims() const;
+  [[nodiscard]] std::size_t workspace_bytes() const;
+  [[nodiscard]] std::span<const WorkspaceRegion> workspace_regions() const;
   // Compile-time variant: 2 for C = 64 and K = V = 128, else 1.
-  [[nodiscard]] int variant() const noexcept;
+  [[nodiscard]] int variant() const;
   // Kernel launches (GPU) or parallel sections (CPU) of one execution.
-  [[nodiscard]] int launches() const noexcept;
+  [[nodiscard]] int launches() const;
   // "cpu", ...
-  [[nodiscard]] std::string_view backend() const noexcept;
-  [[nodiscard]] int num_threads() const noexcept;
+  [[nodiscard]] std::string_view backend() const;
+  [[nodiscard]] int num_threads() const;
 
  private:
   struct Impl;
+  [[nodiscard]] const Impl& held() const;
   std::unique_ptr<Impl> impl_;
 };
 

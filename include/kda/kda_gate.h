@@ -20,16 +20,17 @@
 namespace kda {
 
 struct KdaGateInputs {
-  TensorView g;        // [..., H, D], rank 2 to 8, H and D at least 1; fp32, fp16 or bf16
-  TensorView A_log;    // [H] fp32; optional (0) when lower_bound is given
-  TensorView dt_bias;  // [H*D] or [H, D] fp32; optional
+  TensorView g{};        // [..., H, D], rank 2 to 8, H and D at least 1; fp32, fp16 or bf16
+  TensorView A_log{};    // [H] fp32; optional (0) when lower_bound is given
+  TensorView dt_bias{};  // [H*D] or [H, D] fp32; optional
 };
 
 struct KdaGateAttributes {
-  std::optional<double> lower_bound;  // any finite number
+  std::optional<double> lower_bound{};  // any finite number
 };
 
-// Any strides for inputs, any non-overlapping strides for the output; no limit on sizes but 64-bit addresses.
+// Any strides for inputs, any non-overlapping strides for the output; no limit on sizes but 64-bit addresses. Shared
+// between threads and moved as ChunkKdaFwdPlan is; needs no workspace.
 class KDA_API KdaGatePlan {
  public:
   // `out` [..., H, D] is fp32, fp16 or bf16. Throws Error.
@@ -48,12 +49,13 @@ class KDA_API KdaGatePlan {
 
   [[nodiscard]] std::size_t workspace_bytes() const noexcept;
   [[nodiscard]] std::span<const WorkspaceRegion> workspace_regions() const noexcept;
-  [[nodiscard]] int launches() const noexcept;
-  [[nodiscard]] std::string_view backend() const noexcept;
-  [[nodiscard]] int num_threads() const noexcept;
+  [[nodiscard]] int launches() const;
+  [[nodiscard]] std::string_view backend() const;
+  [[nodiscard]] int num_threads() const;
 
  private:
   struct Impl;
+  [[nodiscard]] const Impl& held() const;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -20,9 +20,9 @@
 namespace kda {
 
 struct KdaGateCumsumInputs {
-  TensorView g;        // [B,HV,T,K] or [HV,T,K], K in 1..256; fp32, fp16 or bf16
-  TensorView A_log;    // [HV] fp32; required when use_gate_in_kernel
-  TensorView dt_bias;  // [HV*K] fp32; optional
+  TensorView g{};        // [B,HV,T,K] or [HV,T,K], K in 1..256; fp32, fp16 or bf16
+  TensorView A_log{};    // [HV] fp32; required when use_gate_in_kernel
+  TensorView dt_bias{};  // [HV*K] fp32; optional
 };
 
 struct KdaGateCumsumAttributes {
@@ -31,9 +31,10 @@ struct KdaGateCumsumAttributes {
   bool use_gate_in_kernel = false;
   bool safe_gate = false;
   double lower_bound = -5.0;
-  std::optional<std::span<const std::int64_t>> cu_seqlens;
+  std::optional<std::span<const std::int64_t>> cu_seqlens{};
 };
 
+// Shared between threads and moved as ChunkKdaFwdPlan is; needs no workspace.
 class KDA_API KdaGateCumsumPlan {
  public:
   // `gk` is fp32 in g's shape. Throws Error.
@@ -52,12 +53,13 @@ class KDA_API KdaGateCumsumPlan {
 
   [[nodiscard]] std::size_t workspace_bytes() const noexcept;
   [[nodiscard]] std::span<const WorkspaceRegion> workspace_regions() const noexcept;
-  [[nodiscard]] int launches() const noexcept;
-  [[nodiscard]] std::string_view backend() const noexcept;
-  [[nodiscard]] int num_threads() const noexcept;
+  [[nodiscard]] int launches() const;
+  [[nodiscard]] std::string_view backend() const;
+  [[nodiscard]] int num_threads() const;
 
  private:
   struct Impl;
+  [[nodiscard]] const Impl& held() const;
   std::unique_ptr<Impl> impl_;
 };
 

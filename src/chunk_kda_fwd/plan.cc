@@ -61,33 +61,36 @@ ChunkKdaFwdPlan::~ChunkKdaFwdPlan() = default;
 ChunkKdaFwdPlan::ChunkKdaFwdPlan(ChunkKdaFwdPlan&&) noexcept = default;
 ChunkKdaFwdPlan& ChunkKdaFwdPlan::operator=(ChunkKdaFwdPlan&&) noexcept = default;
 
+const ChunkKdaFwdPlan::Impl& ChunkKdaFwdPlan::held() const { return kda::held(kChunkKdaFwdName, impl_); }
+
 void ChunkKdaFwdPlan::execute(const ChunkKdaFwdInputs& given_inputs, const ChunkKdaFwdOutputs& outputs,
                               Workspace workspace, Stream stream) const {
-  const ChunkKdaFwdInputs inputs = inputs_read(given_inputs, impl_->problem.gate_mode);
-  require_planned(kChunkKdaFwdInputs, impl_->inputs, inputs);
-  require_planned(kChunkKdaFwdOutputs, impl_->outputs, outputs);
+  const Impl& plan = held();
+  const ChunkKdaFwdInputs inputs = inputs_read(given_inputs, plan.problem.gate_mode);
+  require_planned(kChunkKdaFwdInputs, plan.inputs, inputs);
+  require_planned(kChunkKdaFwdOutputs, plan.outputs, outputs);
   check_pointers(inputs, outputs);
-  if (!impl_->kernel) return;
-  std::byte* const memory = aligned_workspace(kChunkKdaFwdName, workspace, impl_->workspace_bytes);
-  check_workspace(inputs, outputs, workspace.data, impl_->workspace_bytes);
-  impl_->kernel->run(pointers_of(inputs, outputs), memory, stream);
+  if (!plan.kernel) return;
+  std::byte* const memory = aligned_workspace(kChunkKdaFwdName, workspace, plan.workspace_bytes);
+  check_workspace(inputs, outputs, workspace.data, plan.workspace_bytes);
+  plan.kernel->run(pointers_of(inputs, outputs), memory, stream);
 }
 
-const ChunkKdaFwdDims& ChunkKdaFwdPlan::dims() const noexcept { return impl_->problem.dims; }
+const ChunkKdaFwdDims& ChunkKdaFwdPlan::dims() const { return held().problem.dims; }
 
-std::size_t ChunkKdaFwdPlan::workspace_bytes() const noexcept { return impl_->workspace_bytes; }
+std::size_t ChunkKdaFwdPlan::workspace_bytes() const { return held().workspace_bytes; }
 
-std::span<const WorkspaceRegion> ChunkKdaFwdPlan::workspace_regions() const noexcept {
-  return impl_->kernel ? impl_->kernel->regions() : std::span<const WorkspaceRegion>();
+std::span<const WorkspaceRegion> ChunkKdaFwdPlan::workspace_regions() const {
+  return held().kernel ? held().kernel->regions() : std::span<const WorkspaceRegion>();
 }
 
-int ChunkKdaFwdPlan::variant() const noexcept { return chunk_kda_fwd_variant(impl_->problem.dims); }
+int ChunkKdaFwdPlan::variant() const { return chunk_kda_fwd_variant(held().problem.dims); }
 
-int ChunkKdaFwdPlan::launches() const noexcept { return impl_->kernel ? impl_->kernel->launches() : 0; }
+int ChunkKdaFwdPlan::launches() const { return held().kernel ? held().kernel->launches() : 0; }
 
-std::string_view ChunkKdaFwdPlan::backend() const noexcept { return impl_->backend->name; }
+std::string_view ChunkKdaFwdPlan::backend() const { return held().backend->name; }
 
-int ChunkKdaFwdPlan::num_threads() const noexcept { return impl_->kernel ? impl_->kernel->num_threads() : 1; }
+int ChunkKdaFwdPlan::num_threads() const { return held().kernel ? held().kernel->num_threads() : 1; }
 
 void chunk_kda_fwd(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdOutputs& outputs,
                    const ChunkKdaFwdAttributes& attributes, const PlanOptions& options) {
@@ -97,8 +100,10 @@ void chunk_kda_fwd(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdOutputs& ou
     const cuda::DeviceMemory memory(kChunkKdaFwdName, inputs.q.device, bytes);
     return plan.execute(inputs, outputs, {memory.data(), bytes});
   }
-  const auto memory = guard_memory(kChunkKdaFwdName, "workspace of " + std::to_string(bytes) + " bytes",
-                                   [&] { return std::make_unique_for_overwrite<std::byte[]>(bytes); });
+  const std::string name =
+      guard_memory(kChunkKdaFwdName, "workspace", [&] { return "workspace of " + std::to_string(bytes) + " bytes"; });
+  const auto memory =
+      guard_memory(kChunkKdaFwdName, name, [&] { return std::make_unique_for_overwrite<std::byte[]>(bytes); });
   plan.execute(inputs, outputs, {memory.get(), bytes});
 }
 

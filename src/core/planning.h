@@ -2,6 +2,7 @@
 
 // What the plans of all operators do alike.
 
+#include <memory>
 #include <new>
 #include <span>
 #include <stdexcept>
@@ -33,6 +34,13 @@ template <class Make>
   }
   fail(ErrorKind::kUnavailable, argument, "a device that this build has a backend for (" + names + ")",
        name_of(device));
+}
+
+// What a plan holds. Throws Error (kValue) when that was moved to another plan.
+template <class Impl>
+[[nodiscard]] const Impl& held(std::string_view op, const std::unique_ptr<Impl>& impl) {
+  if (impl == nullptr) fail(ErrorKind::kValue, {op, "plan"}, "one that holds a call", "one that was moved from");
+  return *impl;
 }
 
 void check_options(std::string_view op, const PlanOptions& options);

@@ -42,25 +42,28 @@ KdaGatePlan::~KdaGatePlan() = default;
 KdaGatePlan::KdaGatePlan(KdaGatePlan&&) noexcept = default;
 KdaGatePlan& KdaGatePlan::operator=(KdaGatePlan&&) noexcept = default;
 
+const KdaGatePlan::Impl& KdaGatePlan::held() const { return kda::held(kKdaGateName, impl_); }
+
 void KdaGatePlan::execute(const KdaGateInputs& inputs, const TensorView& out, Workspace /*workspace*/,
                           Stream stream) const {
-  require_planned({kKdaGateName, "g"}, impl_->inputs.g, inputs.g);
-  require_planned({kKdaGateName, "A_log"}, impl_->inputs.A_log, inputs.A_log);
-  require_planned({kKdaGateName, "dt_bias"}, impl_->inputs.dt_bias, inputs.dt_bias);
-  require_planned({kKdaGateName, "out"}, impl_->out, out);
+  const Impl& plan = held();
+  require_planned({kKdaGateName, "g"}, plan.inputs.g, inputs.g);
+  require_planned({kKdaGateName, "A_log"}, plan.inputs.A_log, inputs.A_log);
+  require_planned({kKdaGateName, "dt_bias"}, plan.inputs.dt_bias, inputs.dt_bias);
+  require_planned({kKdaGateName, "out"}, plan.out, out);
   check_pointers(inputs, out);
-  if (impl_->kernel) impl_->kernel->run(pointers_of(inputs, out), stream);
+  if (plan.kernel) plan.kernel->run(pointers_of(inputs, out), stream);
 }
 
 std::size_t KdaGatePlan::workspace_bytes() const noexcept { return 0; }
 
 std::span<const WorkspaceRegion> KdaGatePlan::workspace_regions() const noexcept { return {}; }
 
-int KdaGatePlan::launches() const noexcept { return impl_->kernel ? impl_->kernel->launches() : 0; }
+int KdaGatePlan::launches() const { return held().kernel ? held().kernel->launches() : 0; }
 
-std::string_view KdaGatePlan::backend() const noexcept { return impl_->backend->name; }
+std::string_view KdaGatePlan::backend() const { return held().backend->name; }
 
-int KdaGatePlan::num_threads() const noexcept { return impl_->kernel ? impl_->kernel->num_threads() : 1; }
+int KdaGatePlan::num_threads() const { return held().kernel ? held().kernel->num_threads() : 1; }
 
 void kda_gate(const KdaGateInputs& inputs, const TensorView& out, const KdaGateAttributes& attributes,
               const PlanOptions& options) {

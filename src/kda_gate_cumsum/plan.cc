@@ -42,26 +42,29 @@ KdaGateCumsumPlan::~KdaGateCumsumPlan() = default;
 KdaGateCumsumPlan::KdaGateCumsumPlan(KdaGateCumsumPlan&&) noexcept = default;
 KdaGateCumsumPlan& KdaGateCumsumPlan::operator=(KdaGateCumsumPlan&&) noexcept = default;
 
+const KdaGateCumsumPlan::Impl& KdaGateCumsumPlan::held() const { return kda::held(kKdaGateCumsumName, impl_); }
+
 void KdaGateCumsumPlan::execute(const KdaGateCumsumInputs& given_inputs, const TensorView& gk, Workspace /*workspace*/,
                                 Stream stream) const {
-  const KdaGateCumsumInputs inputs = inputs_read(given_inputs, impl_->problem.gate_mode);
-  require_planned({kKdaGateCumsumName, "g"}, impl_->inputs.g, inputs.g);
-  require_planned({kKdaGateCumsumName, "A_log"}, impl_->inputs.A_log, inputs.A_log);
-  require_planned({kKdaGateCumsumName, "dt_bias"}, impl_->inputs.dt_bias, inputs.dt_bias);
-  require_planned({kKdaGateCumsumName, "gk"}, impl_->gk, gk);
+  const Impl& plan = held();
+  const KdaGateCumsumInputs inputs = inputs_read(given_inputs, plan.problem.gate_mode);
+  require_planned({kKdaGateCumsumName, "g"}, plan.inputs.g, inputs.g);
+  require_planned({kKdaGateCumsumName, "A_log"}, plan.inputs.A_log, inputs.A_log);
+  require_planned({kKdaGateCumsumName, "dt_bias"}, plan.inputs.dt_bias, inputs.dt_bias);
+  require_planned({kKdaGateCumsumName, "gk"}, plan.gk, gk);
   check_pointers(inputs, gk);
-  if (impl_->kernel) impl_->kernel->run(pointers_of(inputs, gk), stream);
+  if (plan.kernel) plan.kernel->run(pointers_of(inputs, gk), stream);
 }
 
 std::size_t KdaGateCumsumPlan::workspace_bytes() const noexcept { return 0; }
 
 std::span<const WorkspaceRegion> KdaGateCumsumPlan::workspace_regions() const noexcept { return {}; }
 
-int KdaGateCumsumPlan::launches() const noexcept { return impl_->kernel ? impl_->kernel->launches() : 0; }
+int KdaGateCumsumPlan::launches() const { return held().kernel ? held().kernel->launches() : 0; }
 
-std::string_view KdaGateCumsumPlan::backend() const noexcept { return impl_->backend->name; }
+std::string_view KdaGateCumsumPlan::backend() const { return held().backend->name; }
 
-int KdaGateCumsumPlan::num_threads() const noexcept { return impl_->kernel ? impl_->kernel->num_threads() : 1; }
+int KdaGateCumsumPlan::num_threads() const { return held().kernel ? held().kernel->num_threads() : 1; }
 
 void kda_gate_cumsum(const KdaGateCumsumInputs& inputs, const TensorView& gk, const KdaGateCumsumAttributes& attributes,
                      const PlanOptions& options) {

@@ -154,6 +154,36 @@ TEST(Plan, MovesAndReports) {
   trial.execute(plan);
 }
 
+template <typename Plan>
+void expect_refuses_when_moved_from(Plan& plan, const std::string& op) {
+  const Plan taken = std::move(plan);
+  EXPECT_EQ(taken.backend(), "cpu");
+  const std::string message = op + ": plan: expected one that holds a call, got one that was moved from";
+  expect_error(ErrorKind::kValue, message, [&] { plan.execute({}, {}, {}); });
+  expect_error(ErrorKind::kValue, message, [&] { (void)plan.launches(); });
+  expect_error(ErrorKind::kValue, message, [&] { (void)plan.backend(); });
+  expect_error(ErrorKind::kValue, message, [&] { (void)plan.num_threads(); });
+}
+
+TEST(Plan, RefusesToBeUsedWhenMovedFrom) {
+  Trial trial;
+  ChunkKdaFwdPlan plan = trial.plan();
+  expect_refuses_when_moved_from(plan, "chunk_kda_fwd");
+  const std::string message = "chunk_kda_fwd: plan: expected one that holds a call, got one that was moved from";
+  expect_error(ErrorKind::kValue, message, [&] { (void)plan.dims(); });
+  expect_error(ErrorKind::kValue, message, [&] { (void)plan.variant(); });
+  expect_error(ErrorKind::kValue, message, [&] { (void)plan.workspace_bytes(); });
+  expect_error(ErrorKind::kValue, message, [&] { (void)plan.workspace_regions(); });
+  plan = trial.plan();
+  trial.execute(plan);
+
+  const TensorView g = TensorView::contiguous(nullptr, Dtype::kFloat32, {2, 3, 4});
+  KdaGatePlan gate({.g = g}, g, {.lower_bound = -5});
+  expect_refuses_when_moved_from(gate, "kda_gate");
+  KdaGateCumsumPlan cumsum({.g = g}, g, {});
+  expect_refuses_when_moved_from(cumsum, "kda_gate_cumsum");
+}
+
 TEST(Plan, VariantTwoIsForTheUsualSizes) {
   const auto bf16 = [](std::int64_t heads, std::int64_t dim) {
     return TensorView::contiguous(nullptr, Dtype::kBFloat16, {1, 1, heads, dim});
