@@ -7,8 +7,8 @@ namespace kda {
 
 // How a plan is to run. Nothing here changes a bit of any result.
 struct PlanOptions {
-  // CPU threads that may work on one execution, the calling thread included. 0: KDA_NUM_THREADS if that is set in the
-  // environment, else the CPUs this process may run on.
+  // CPU threads that may work on one execution, the calling thread included; at most 1024 do. 0: KDA_NUM_THREADS if that
+  // is set in the environment, else the CPUs this process may run on.
   int num_threads = 0;
 };
 

@@ -159,6 +159,15 @@ def kind_of(op: str, name: str, array: Any) -> ArrayKind:
     return _DLPACK
 
 
+def new(kind: ArrayKind, op: str, name: str, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    """Return memory for an output. Raises MemoryError, whatever `like`'s library calls a size that cannot be had."""
+    try:
+        return kind.empty(shape, dtype, like)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        size = ",".join(map(str, shape))
+        raise MemoryError(f"{op}: {name}: expected memory for {dtype} [{size}], got too little") from error
+
+
 def describe(op: str, name: str, array: Any | None) -> Any | None:
     """Return the form of an array argument that the extension reads; None stays None."""
     return None if array is None else kind_of(op, name, array).describe(op, name, array)

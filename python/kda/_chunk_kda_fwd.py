@@ -97,7 +97,7 @@ def execute(call: _kda.ChunkKdaFwdCall, q: Array, names: Collection[str], num_th
     """Allocate the named outputs in q's library and compute them."""
     kind = _arrays.kind_of(OP, "q", q)
     specs = dict(zip(OUTPUTS, call.outputs(), strict=True))
-    made = {name: kind.empty(*specs[name], like=q) for name in OUTPUTS if name in names}
+    made = {name: _arrays.new(kind, OP, name, *specs[name], like=q) for name in OUTPUTS if name in names}
     views = tuple(kind.describe(OP, name, made[name]) if name in made else None for name in OUTPUTS)
     call.execute(views, num_threads)
     return {name: kind.finish(array, specs[name][1], q) for name, array in made.items()}

@@ -61,7 +61,7 @@ def execute(
     """Allocate the output in g's library and compute it."""
     kind = _arrays.kind_of(op, "g", g)
     shape, dtype = call.output()
-    made = kind.empty(shape, dtype, like=g)
+    made = _arrays.new(kind, op, "out", shape, dtype, like=g)
     call.execute(kind.describe(op, "out", made), planned_threads() if num_threads is None else num_threads)
     return kind.finish(made, dtype, g)
 

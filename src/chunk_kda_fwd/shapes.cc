@@ -2,6 +2,7 @@
 
 #include "chunk_kda_fwd/arguments.h"
 #include "chunk_kda_fwd/problem.h"
+#include "core/planning.h"
 
 namespace kda {
 namespace {
@@ -100,11 +101,12 @@ Dtype output_dtype(int index, Dtype q_dtype) noexcept {
 }
 
 ChunkKdaFwdDims chunk_kda_fwd_dims(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdAttributes& attributes) {
-  return make_problem(inputs, nullptr, attributes).dims;
+  return guard_memory(kChunkKdaFwdName, "dims", [&] { return make_problem(inputs, nullptr, attributes).dims; });
 }
 
 ChunkKdaFwdOutputs chunk_kda_fwd_outputs(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdAttributes& attributes) {
-  const ChunkKdaFwdProblem problem = make_problem(inputs, nullptr, attributes);
+  const auto problem =
+      guard_memory(kChunkKdaFwdName, "outputs", [&] { return make_problem(inputs, nullptr, attributes); });
   ChunkKdaFwdOutputs outputs;
   for (int i = 0; i < kChunkKdaFwdOutputCount; ++i) {
     const OutputMember& output = kChunkKdaFwdOutputs[static_cast<std::size_t>(i)];

@@ -71,9 +71,8 @@ void ThreadPool::reserve(int threads) noexcept {
       std::thread([this] { work(); }).detach();
       ++workers_;
     }
-  } catch (const std::system_error&) {
-    // The threads there are will do the work.
-    return;
+  } catch (const std::system_error&) {  // the threads there are will do the work
+  } catch (const std::bad_alloc&) {
   }
 }
 
@@ -124,20 +123,23 @@ void ThreadPool::run(std::int64_t units, int threads, Task task, const void* con
   done_.wait(lock, [&] { return job.active == 0; });
 }
 
+int threads_for(const PlanOptions& options) noexcept {
+  return options.num_threads > 0 ? std::min(options.num_threads, kMaxThreads) : default_num_threads();
+}
+
 }  // namespace kda::cpu
 
 namespace kda {
 
 int default_num_threads() noexcept {
-  constexpr int kMost = 1024;
   if (const char* wanted = std::getenv("KDA_NUM_THREADS"); wanted != nullptr) {
     const long threads = std::strtol(wanted, nullptr, 10);
-    if (threads > 0) return static_cast<int>(std::min<long>(threads, kMost));
+    if (threads > 0) return static_cast<int>(std::min<long>(threads, cpu::kMaxThreads));
   }
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
-  if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) return std::clamp(CPU_COUNT(&cpus), 1, kMost);
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMost);
+  if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) return std::clamp(CPU_COUNT(&cpus), 1, cpu::kMaxThreads);
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, cpu::kMaxThreads);
 }
 
 }  // namespace kda

@@ -5,7 +5,16 @@
 #include <cstdint>
 #include <mutex>
 
+#include "kda/plan.h"
+
 namespace kda::cpu {
+
+// As many as any plan gets. Each has a thread and a part of the workspace: a number that is out of the world must cost
+// neither.
+inline constexpr int kMaxThreads = 1024;
+
+// What these options ask for, or the default: in 1..kMaxThreads.
+[[nodiscard]] int threads_for(const PlanOptions& options) noexcept;
 
 // Threads that the whole process shares. Our own instead of OpenMP, because a library inside somebody's process may
 // neither clash with that process's OpenMP runtime (torch brings its own), nor hang after fork(), nor allocate while a

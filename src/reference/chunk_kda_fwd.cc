@@ -1,17 +1,19 @@
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <future>
+#include <initializer_list>
 #include <limits>
 #include <numbers>
 #include <numeric>
-#include <thread>
 #include <vector>
 
+#include "chunk_kda_fwd/arguments.h"
 #include "chunk_kda_fwd/problem.h"
+#include "core/checked.h"
+#include "core/planning.h"
 #include "kda/reference.h"
 #include "reference/numbers.h"
+#include "reference/parallel.h"
 
 namespace kda::reference {
 namespace {
@@ -287,21 +289,44 @@ void run_formulas(const Call& call, const Place& place, const Head& head) {
   }
 }
 
-ChunkKdaFwdResult allocate(const ChunkKdaFwdProblem& p, bool intermediates) {
-  const ChunkKdaFwdDims& dims = p.dims;
-  const std::int64_t rows = dims.B * dims.T * dims.HV;
-  const std::int64_t state = dims.K * dims.V;
+// Zeros. Products beyond 64 bits are more than memory holds, as their largest value is.
+void fill(std::vector<double>& values, std::initializer_list<std::int64_t> extents) {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : extents) count = saturating_mul(count, extent);
+  values.assign(static_cast<std::size_t>(count), 0.0);
+}
+
+ChunkKdaFwdResult allocate(const ChunkKdaFwdDims& d, bool intermediates) {
   ChunkKdaFwdResult result;
-  const auto fill = [](std::vector<double>& values, std::int64_t n) {
-    values.assign(static_cast<std::size_t>(n), 0.0);
-  };
-  fill(result.attn_out, rows * dims.V);
-  fill(result.final_state, dims.N * dims.HV * state);
+  fill(result.attn_out, {d.B, d.T, d.HV, d.V});
+  fill(result.final_state, {d.N, d.HV, d.K, d.V});
   if (!intermediates) return result;
-  for (auto* values : {&result.gk, &result.w, &result.qg, &result.kg}) fill(*values, rows * dims.K);
-  for (auto* values : {&result.u, &result.v_new}) fill(*values, rows * dims.V);
-  for (auto* values : {&result.Aqk, &result.Akk}) fill(*values, rows * dims.C);
-  fill(result.h, dims.B * dims.NC * dims.HV * state);
+  for (auto* values : {&result.gk, &result.w, &result.qg, &result.kg}) fill(*values, {d.B, d.T, d.HV, d.K});
+  for (auto* values : {&result.u, &result.v_new}) fill(*values, {d.B, d.T, d.HV, d.V});
+  for (auto* values : {&result.Aqk, &result.Akk}) fill(*values, {d.B, d.T, d.HV, d.C});
+  fill(result.h, {d.B, d.NC, d.HV, d.K, d.V});
+  return result;
+}
+
+ChunkKdaFwdResult compute(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdAttributes& attributes,
+                          bool intermediates) {
+  const ChunkKdaFwdProblem problem = make_problem(inputs, nullptr, attributes);
+  if (problem.device.type != DeviceType::kCpu) {
+    throw Error(ErrorKind::kUnavailable, "chunk_kda_fwd: the float64 reference reads CPU memory only");
+  }
+  check_pointers(inputs, {});
+  const ChunkKdaFwdPointers pointers = pointers_of(inputs, {});
+  ChunkKdaFwdResult result = allocate(problem.dims, intermediates);
+  const Call call{problem, pointers, result, intermediates};
+
+  // Every (sequence, value head) reads inputs and writes results of its own.
+  const std::int64_t HV = problem.dims.HV;
+  for_each(problem.dims.N * HV, [&](std::int64_t item) {
+    const Place place{problem.sequence(item / HV), item / HV, item % HV};
+    const Head head = load_head(call, place);
+    run_recurrence(call, place, head, attributes.state_v_first);
+    if (intermediates) run_formulas(call, place, head);
+  });
   return result;
 }
 
@@ -309,32 +334,7 @@ ChunkKdaFwdResult allocate(const ChunkKdaFwdProblem& p, bool intermediates) {
 
 ChunkKdaFwdResult chunk_kda_fwd(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdAttributes& attributes,
                                 bool intermediates) {
-  const ChunkKdaFwdProblem problem = make_problem(inputs, nullptr, attributes);
-  if (problem.device.type != DeviceType::kCpu) {
-    throw Error(ErrorKind::kUnavailable, "chunk_kda_fwd: the float64 reference reads CPU memory only");
-  }
-  check_pointers(inputs, {});
-  const ChunkKdaFwdPointers pointers = pointers_of(inputs, {});
-  ChunkKdaFwdResult result = allocate(problem, intermediates);
-  const Call call{problem, pointers, result, intermediates};
-
-  // Every (sequence, value head) reads inputs and writes results of its own.
-  const std::int64_t items = problem.dims.N * problem.dims.HV;
-  std::atomic<std::int64_t> next{0};
-  const auto work = [&] {
-    for (std::int64_t i = next++; i < items; i = next++) {
-      const Place place{problem.sequence(i / problem.dims.HV), i / problem.dims.HV, i % problem.dims.HV};
-      const Head head = load_head(call, place);
-      run_recurrence(call, place, head, attributes.state_v_first);
-      if (intermediates) run_formulas(call, place, head);
-    }
-  };
-  std::vector<std::future<void>> helpers;
-  const auto threads = std::min<std::int64_t>(items, std::thread::hardware_concurrency());
-  for (std::int64_t i = 1; i < threads; ++i) helpers.push_back(std::async(std::launch::async, work));
-  work();
-  for (auto& helper : helpers) helper.get();
-  return result;
+  return guard_memory(kChunkKdaFwdName, kMemory, [&] { return compute(inputs, attributes, intermediates); });
 }
 
 }  // namespace kda::reference

@@ -1,16 +1,16 @@
-#include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
-#include <future>
 #include <numbers>
-#include <thread>
+#include <string>
+#include <vector>
 
 #include "core/checks.h"
+#include "core/planning.h"
 #include "kda/reference.h"
 #include "kda_gate/problem.h"
 #include "kda_gate_cumsum/problem.h"
 #include "reference/numbers.h"
+#include "reference/parallel.h"
 
 namespace kda::reference {
 namespace {
@@ -18,20 +18,6 @@ namespace {
 void require_cpu(std::string_view op, const Device& device) {
   if (device.type == DeviceType::kCpu) return;
   throw Error(ErrorKind::kUnavailable, std::string(op) + ": the float64 reference reads CPU memory only");
-}
-
-// f(i) for every i in [0, count), on all CPUs.
-template <class F>
-void for_each(std::int64_t count, const F& f) {
-  std::atomic<std::int64_t> next{0};
-  const auto work = [&] {
-    for (std::int64_t i = next++; i < count; i = next++) f(i);
-  };
-  std::vector<std::future<void>> helpers;
-  const auto threads = std::min<std::int64_t>(count, std::thread::hardware_concurrency());
-  for (std::int64_t i = 1; i < threads; ++i) helpers.push_back(std::async(std::launch::async, work));
-  work();
-  for (auto& helper : helpers) helper.get();
 }
 
 // Of element (index...) of a view, whose last `dropped` axes are left at 0.
@@ -54,9 +40,7 @@ double gate(const KdaGateCumsumProblem& p, double rate, double x) {
   return p.gate_mode == GateMode::kBounded ? p.lower_bound * sigmoid(rate * x) : -rate * softplus(x);
 }
 
-}  // namespace
-
-std::vector<double> kda_gate(const KdaGateInputs& inputs, const KdaGateAttributes& attributes) {
+std::vector<double> compute(const KdaGateInputs& inputs, const KdaGateAttributes& attributes) {
   const KdaGateProblem p = make_problem(inputs, nullptr, attributes);
   require_cpu(kKdaGateName, p.device);
   check_pointers(inputs, {});
@@ -76,8 +60,7 @@ std::vector<double> kda_gate(const KdaGateInputs& inputs, const KdaGateAttribute
   return result;
 }
 
-std::vector<double> kda_gate_cumsum(const KdaGateCumsumInputs& given_inputs,
-                                    const KdaGateCumsumAttributes& attributes) {
+std::vector<double> compute(const KdaGateCumsumInputs& given_inputs, const KdaGateCumsumAttributes& attributes) {
   const KdaGateCumsumProblem p = make_problem(given_inputs, nullptr, attributes);
   require_cpu(kKdaGateCumsumName, p.device);
   const KdaGateCumsumInputs inputs = inputs_read(given_inputs, p.gate_mode);
@@ -102,6 +85,16 @@ std::vector<double> kda_gate_cumsum(const KdaGateCumsumInputs& given_inputs,
     }
   });
   return result;
+}
+
+}  // namespace
+
+std::vector<double> kda_gate(const KdaGateInputs& inputs, const KdaGateAttributes& attributes) {
+  return guard_memory(kKdaGateName, kMemory, [&] { return compute(inputs, attributes); });
+}
+
+std::vector<double> kda_gate_cumsum(const KdaGateCumsumInputs& inputs, const KdaGateCumsumAttributes& attributes) {
+  return guard_memory(kKdaGateCumsumName, kMemory, [&] { return compute(inputs, attributes); });
 }
 
 }  // namespace kda::reference

@@ -6,10 +6,14 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string_view>
 
 #include "kda/tensor.h"
 
 namespace kda::reference {
+
+// What messages call the memory of the results.
+inline constexpr std::string_view kMemory = "float64 reference";
 
 [[nodiscard]] inline double from_half(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 31;

@@ -1,9 +1,11 @@
 """What the tests share: calls to make, and comparisons."""
 
 import dataclasses
+import os
 
 import ml_dtypes
 import numpy as np
+from hypothesis import settings
 
 from kda import _cases
 from kda._cases import Case
@@ -62,3 +64,8 @@ def assert_same_bits(actual, expected):
     for name, a, b in zip(actual._fields[:-1], actual[:-1], expected[:-1], strict=True):
         assert as_bytes(a) == as_bytes(b), name
         assert a is None or tuple(a.shape) == tuple(b.shape), name
+
+
+def examples(count):
+    """Return the settings of a property test that draws so many examples, or as many times as conftest.py says."""
+    return settings(max_examples=count * int(os.environ.get("KDA_TEST_EXAMPLES", "1")))

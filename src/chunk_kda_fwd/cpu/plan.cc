@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <vector>
 
 #include "chunk_kda_fwd/backend.h"
@@ -9,7 +10,6 @@
 #include "chunk_kda_fwd/cpu/schedule.h"
 #include "core/workspace.h"
 #include "cpu/thread_pool.h"
-#include "kda/info.h"
 
 namespace kda::cpu {
 namespace {
@@ -114,7 +114,8 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
 
   [[nodiscard]] int launches() const noexcept override {
     const std::int64_t shared = schedule_.shared() == 0 ? 0 : schedule_.windows() + 1;
-    return static_cast<int>(shared + (schedule_.items() > schedule_.shared() ? 1 : 0));
+    const std::int64_t all = shared + (schedule_.items() > schedule_.shared() ? 1 : 0);
+    return static_cast<int>(std::min<std::int64_t>(all, std::numeric_limits<int>::max()));
   }
 
   [[nodiscard]] int num_threads() const noexcept override { return schedule_.threads(); }
@@ -222,8 +223,7 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
 }  // namespace
 
 std::unique_ptr<ChunkKdaFwdKernel> make_chunk_kda_fwd(const ChunkKdaFwdProblem& problem, const PlanOptions& options) {
-  const int threads = options.num_threads > 0 ? options.num_threads : default_num_threads();
-  return std::make_unique<CpuChunkKdaFwd>(problem, threads);
+  return std::make_unique<CpuChunkKdaFwd>(problem, threads_for(options));
 }
 
 }  // namespace kda::cpu

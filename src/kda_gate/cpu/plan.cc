@@ -8,7 +8,6 @@
 
 #include "core/checked.h"
 #include "cpu/thread_pool.h"
-#include "kda/info.h"
 #include "kda_gate/backend.h"
 #include "kda_gate/cpu/kernel.h"
 
@@ -279,8 +278,7 @@ class CpuKdaGate final : public KdaGateKernel {
 }  // namespace
 
 std::unique_ptr<KdaGateKernel> make_kda_gate(const KdaGateProblem& problem, const PlanOptions& options) {
-  const int threads = options.num_threads > 0 ? options.num_threads : default_num_threads();
-  return std::make_unique<CpuKdaGate>(problem, threads);
+  return std::make_unique<CpuKdaGate>(problem, threads_for(options));
 }
 
 }  // namespace kda::cpu

@@ -4,7 +4,6 @@
 
 #include "core/checked.h"
 #include "cpu/thread_pool.h"
-#include "kda/info.h"
 #include "kda_gate_cumsum/backend.h"
 #include "kda_gate_cumsum/cpu/kernel.h"
 
@@ -61,8 +60,7 @@ class CpuKdaGateCumsum final : public KdaGateCumsumKernel {
 
 std::unique_ptr<KdaGateCumsumKernel> make_kda_gate_cumsum(const KdaGateCumsumProblem& problem,
                                                           const PlanOptions& options) {
-  const int threads = options.num_threads > 0 ? options.num_threads : default_num_threads();
-  return std::make_unique<CpuKdaGateCumsum>(problem, threads);
+  return std::make_unique<CpuKdaGateCumsum>(problem, threads_for(options));
 }
 
 }  // namespace kda::cpu
