@@ -5,18 +5,25 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kda
-from helpers import KEEP_ALL, arguments, assert_same_bits
+from helpers import BFLOAT16, KEEP_ALL, arguments, as_bytes, assert_same_bits, examples
 from kda import _score
 from kda._cases import Case, FixedGate
 
+# Mostly small, so that many are tried.
+DIMS = st.integers(1, 3).map(lambda n: 16 * n) | st.integers(1, 16).map(lambda n: 16 * n)
+GATES = st.sampled_from([0.0, -1e-4, -5.0, -12.0, -88.0, -1000.0, -1e4, -np.inf])
+PLACES = ["all", "half", "single"]
+TOKEN_AXIS = {"BSND": 1, "BNSD": 2, "TND": 0, "NTD": 1}
+PER_TOKEN = ("q", "k", "v", "g", "beta")
+
 
 @st.composite
-def cases(draw, packed=None):
-    layout = draw(st.sampled_from(["BSND", "BNSD", "TND", "NTD"]))
+def cases(draw, packed=None, layout=None):
+    layout = layout or draw(st.sampled_from(["BSND", "BNSD", "TND", "NTD"]))
     heads = draw(st.integers(1, 3))
     lengths = draw(st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 63, 64, 65]), min_size=1, max_size=4))
     is_packed = draw(st.booleans()) if packed is None else packed
@@ -34,21 +41,45 @@ def cases(draw, packed=None):
         chunk_indices=is_packed and draw(st.booleans()),
         H=heads,
         HV=heads * draw(st.integers(1, 2)),
-        K=16 * draw(st.integers(1, 3)),
-        V=16 * draw(st.integers(1, 3)),
+        K=draw(DIMS),
+        V=draw(DIMS),
+        scale=draw(st.sampled_from([None, 1.0, -0.3, 0.0])),
         chunk_size=draw(st.sampled_from([64, 128])),
         use_gate_in_kernel=draw(st.booleans()),
         safe_gate=draw(st.booleans()),
+        lower_bound=draw(st.floats(-5, -1e-3)),
         dt_bias=draw(st.booleans()),
         initial_state=draw(st.booleans()),
         state_v_first=draw(st.booleans()),
         keys=draw(st.sampled_from(["random", "repeated", "correlated"])),
-        gate=draw(st.sampled_from(["random", "linear", FixedGate(-1000.0, "single"), FixedGate(-np.inf, "half")])),
+        gate=draw(st.sampled_from(["random", "linear"]) | st.builds(FixedGate, GATES, st.sampled_from(PLACES))),
+        gate_scale=draw(st.sampled_from([1.0, 0.01, 30.0])),
+        beta=draw(st.just("random") | st.floats(0, 1, width=16)),
         strides=draw(st.sampled_from(["contiguous", "padded", "fused", "reversed", "inner"])),
     )
 
 
-@settings(max_examples=60, deadline=None)
+# Outputs with a row for every token, and those whose rows do not depend on later tokens.
+ROWS = ["attn_out", "gk", "Aqk", "Akk", "w", "u", "qg", "kg", "v_new"]
+CAUSAL = [name for name in ROWS if name != "kg"]
+
+
+def rows(name, result):
+    """Return one of these outputs with its tokens first and its heads second."""
+    array = getattr(result, name)
+    if array.ndim == 4:
+        array = np.moveaxis(array, 0, -1)
+    return np.ascontiguousarray(array if name == "attn_out" else array.swapaxes(0, 1))
+
+
+def cut(call, start, end):
+    """Return the call for tokens [start, end) alone."""
+    axis = TOKEN_AXIS[call["layout"]]
+    part = (slice(None),) * axis + (slice(start, end),)
+    return call | {name: call[name][part] for name in PER_TOKEN} | {"cu_seqlens": None, "chunk_indices": None}
+
+
+@examples(60)
 @given(case=cases())
 def test_every_output_keeps_its_bound(case):
     call = arguments(case)
@@ -59,7 +90,7 @@ def test_every_output_keeps_its_bound(case):
     assert [score for score in scores if not score.ok] == []
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(case=cases(), threads=st.integers(1, 5))
 def test_neither_strides_nor_threads_change_a_bit(case, threads):
     expected = kda.chunk_kda_fwd(**arguments(dataclasses.replace(case, strides="contiguous")), **KEEP_ALL)
@@ -70,25 +101,161 @@ def test_neither_strides_nor_threads_change_a_bit(case, threads):
         kda.set_num_threads(None)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(case=cases(packed=True))
 def test_a_sequence_alone_has_the_same_bits(case):
     call = arguments(case)
     packed = kda.chunk_kda_fwd(**call, **KEEP_ALL)
-    axis = {"BSND": 1, "BNSD": 2, "TND": 0, "NTD": 1}[case.layout]
-    tokens = -3  # of attn_out, which is always sequence-major
-    for n, (start, end) in enumerate(zip(case.cu_seqlens, case.cu_seqlens[1:], strict=False)):
-        alone = dict(call, cu_seqlens=None, chunk_indices=None)
-        for name in ("q", "k", "v", "g", "beta"):
-            cut = [slice(None)] * call[name].ndim
-            cut[axis] = slice(start, end)
-            alone[name] = call[name][tuple(cut)]
+    for n, (start, end) in enumerate(pairwise(case.cu_seqlens)):
+        alone = cut(call, start, end)
         if call["initial_state"] is not None:
             alone["initial_state"] = call["initial_state"][n : n + 1]
         result = kda.chunk_kda_fwd(**alone, **KEEP_ALL)
-        expected = np.take(packed.attn_out, range(start, end), axis=packed.attn_out.ndim + tokens)
-        assert result.attn_out.tobytes() == expected.tobytes()
+        for name in ROWS:
+            assert rows(name, result).tobytes() == rows(name, packed)[start:end].tobytes(), name
         assert result.final_state.tobytes() == packed.final_state[n : n + 1].tobytes()
+
+
+@examples(25)
+@given(case=cases(layout="BSND"))
+def test_layouts_have_the_same_bits(case):
+    call = arguments(case)
+    expected = kda.chunk_kda_fwd(**call, **KEEP_ALL)
+    by_head = call | {name: call[name].swapaxes(1, 2) for name in PER_TOKEN} | {"layout": "BNSD"}
+    assert_same_bits(kda.chunk_kda_fwd(**by_head, **KEEP_ALL), expected)
+    if case.B != 1:
+        return
+    for four, three in ((call, "TND"), (by_head, "NTD")):
+        result = kda.chunk_kda_fwd(**four | {name: four[name][0] for name in PER_TOKEN} | {"layout": three}, **KEEP_ALL)
+        for name, array in result._asdict().items():
+            assert as_bytes(array) == as_bytes(getattr(expected, name)), name
+
+
+@examples(30)
+@given(case=cases(packed=False), tokens=st.integers(2, 300), data=st.data())
+def test_a_split_sequence_is_the_whole(case, tokens, data):
+    case = dataclasses.replace(case, T=tokens)
+    boundaries = st.integers(1, max(1, tokens // case.chunk_size)).map(lambda n: min(n * case.chunk_size, tokens))
+    at = data.draw(boundaries | st.integers(0, tokens))
+    call = arguments(case)
+    whole = kda.chunk_kda_fwd(**call, **KEEP_ALL)
+    first = kda.chunk_kda_fwd(**cut(call, 0, at), **KEEP_ALL)
+    second = kda.chunk_kda_fwd(**cut(call, at, tokens) | {"initial_state": first.final_state}, **KEEP_ALL)
+    if at % case.chunk_size == 0 or at == tokens:
+        for name in ROWS:
+            joined = np.concatenate([rows(name, first), rows(name, second)])
+            assert joined.tobytes() == rows(name, whole).tobytes(), name
+        assert second.final_state.tobytes() == whole.final_state.tobytes()
+        return
+    expected = kda.reference.chunk_kda_fwd(**call, intermediates=False)
+    attn_out = np.concatenate([first.attn_out, second.attn_out], axis=first.attn_out.ndim - 3)
+    for name, array in (("attn_out", attn_out), ("final_state", second.final_state)):
+        score = _score.score(name, array, expected[name])
+        assert score.ok, score
+
+
+@examples(30)
+@given(case=cases(packed=False), tokens=st.integers(1, 200), more=st.integers(0, 100))
+def test_what_follows_changes_nothing_before(case, tokens, more):
+    call = arguments(dataclasses.replace(case, T=tokens + more))
+    expected = kda.chunk_kda_fwd(**cut(call, 0, tokens), **KEEP_ALL)
+    for name in PER_TOKEN:
+        np.moveaxis(call[name], TOKEN_AXIS[case.layout], 0)[tokens:] = np.nan
+    result = kda.chunk_kda_fwd(**call, **KEEP_ALL)
+    for name in CAUSAL:
+        assert rows(name, result)[:tokens].tobytes() == rows(name, expected).tobytes(), name
+    chunks = -(-tokens // case.chunk_size)
+    before = (slice(None),) * (result.h.ndim - 4) + (slice(chunks),)
+    assert result.h[before].tobytes() == expected.h[before].tobytes()
+
+
+@examples(30)
+@given(case=cases(packed=True), data=st.data())
+def test_nan_stays_in_its_sequence(case, data):
+    call = arguments(case)
+    expected = kda.chunk_kda_fwd(**call, **KEEP_ALL)
+    bad = data.draw(st.integers(0, case.sequences - 1))
+    start, end = case.cu_seqlens[bad : bad + 2]
+    for name in PER_TOKEN:
+        np.moveaxis(call[name], TOKEN_AXIS[case.layout], 0)[start:end] = np.nan
+    if call["initial_state"] is not None:
+        call["initial_state"][bad] = np.nan
+    result = kda.chunk_kda_fwd(**call, **KEEP_ALL)
+    for name in ROWS:
+        for part in (slice(start), slice(end, None)):
+            assert rows(name, result)[part].tobytes() == rows(name, expected)[part].tobytes(), name
+    others = [n for n in range(case.sequences) if n != bad]
+    assert result.final_state[others].tobytes() == expected.final_state[others].tobytes()
+
+
+@examples(30)
+@given(case=cases(), data=st.data())
+def test_nan_stays_in_its_heads(case, data):
+    call = arguments(case)
+    expected = kda.chunk_kda_fwd(**call, **KEEP_ALL)
+    group = case.HV // case.H
+    bad = data.draw(st.integers(0, case.HV - 1))
+    hit = {bad}
+    head_axis = {"BSND": 2, "BNSD": 1, "TND": 1, "NTD": 0}[case.layout]
+    for name in ("v", "g", "beta"):
+        np.moveaxis(call[name], head_axis, 0)[bad] = np.nan
+    if data.draw(st.booleans()):
+        hit = set(range(bad // group * group, bad // group * group + group))
+        for name in ("q", "k"):
+            np.moveaxis(call[name], head_axis, 0)[bad // group] = np.nan
+    if call["initial_state"] is not None:
+        call["initial_state"][:, bad] = np.nan
+    result = kda.chunk_kda_fwd(**call, **KEEP_ALL)
+    others = [head for head in range(case.HV) if head not in hit]
+    for name in ROWS:
+        assert rows(name, result)[:, others].tobytes() == rows(name, expected)[:, others].tobytes(), name
+    assert result.final_state[:, others].tobytes() == expected.final_state[:, others].tobytes()
+    assert result.h[..., others, :, :].tobytes() == expected.h[..., others, :, :].tobytes()
+
+
+@st.composite
+def gate_calls(draw):
+    """Return arguments of fused_kda_gate: numbers of any magnitude, any shape."""
+    shape = (*draw(st.lists(st.integers(0, 5), max_size=3)), draw(st.integers(1, 6)), draw(st.integers(1, 140)))
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
+    magnitude = 2.0 ** numbers.uniform(-30, draw(st.sampled_from([3, 15])), shape)
+    lower_bound = draw(st.none() | st.floats(-1e4, 1e4, width=32))
+    has_A_log = lower_bound is None or draw(st.booleans())
+    bias_shape = draw(st.sampled_from([None, (shape[-2] * shape[-1],), shape[-2:]]))
+    g = (magnitude * numbers.choice([-1, 1], shape)).astype(draw(st.sampled_from([np.float32, np.float16, BFLOAT16])))
+    return {
+        "g": g,
+        "A_log": numbers.uniform(-3, 3, shape[-2]).astype(np.float32) if has_A_log else None,
+        "dt_bias": None if bias_shape is None else numbers.standard_normal(bias_shape).astype(np.float32),
+        "lower_bound": lower_bound,
+    }
+
+
+@examples(60)
+@given(call=gate_calls(), output=st.sampled_from([np.float32, np.float16, BFLOAT16]))
+def test_the_gate_keeps_its_bounds(call, output):
+    gates = kda.fused_kda_gate(**call, output_dtype=output)
+    scores = _score.score_gate(gates, kda.reference.fused_kda_gate(**call))
+    assert [score for score in scores if not score.ok] == []
+
+
+@examples(30)
+@given(case=cases(), chunk_size=st.sampled_from([32, 64, 128]), dtype=st.sampled_from([np.float32, np.float16]))
+def test_gate_cumsum_keeps_its_bound_and_is_gk(case, chunk_size, dtype):
+    call = arguments(case)
+    by_head = call["g"] if case.is_head_major else np.moveaxis(call["g"], TOKEN_AXIS[case.layout], -2)
+    names = ("A_log", "dt_bias", "cu_seqlens", "use_gate_in_kernel", "safe_gate", "lower_bound")
+    shared = {name: call[name] for name in names}
+    gk = kda.kda_gate_cumsum(by_head, case.chunk_size, **shared)
+    assert gk.tobytes() == kda.chunk_kda_fwd(**call, **KEEP_ALL).gk.tobytes()
+    with np.errstate(over="ignore"):
+        narrow = by_head.astype(dtype)
+    score = _score.score(
+        "gk",
+        kda.kda_gate_cumsum(narrow, chunk_size, **shared),
+        kda.reference.kda_gate_cumsum(narrow, chunk_size, **shared),
+    )
+    assert score.ok, score
 
 
 @st.composite
@@ -112,7 +279,7 @@ def chunk_kda_calls(draw, packed=None):
     }
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(call=chunk_kda_calls())
 def test_chunk_kda_keeps_its_bounds(call):
     expected = kda.reference.chunk_kda(**call)
@@ -121,7 +288,7 @@ def test_chunk_kda_keeps_its_bounds(call):
         assert score.ok, (name, score)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(call=chunk_kda_calls(packed=True))
 def test_chunk_kda_of_a_sequence_alone_has_the_same_bits(call):
     o, final_state, _ = kda.chunk_kda(**call)
@@ -135,7 +302,7 @@ def test_chunk_kda_of_a_sequence_alone_has_the_same_bits(call):
         assert result[1].tobytes() == final_state[n : n + 1].tobytes()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     layout=st.text(max_size=5),
     scale=st.floats() | st.none(),
