@@ -37,6 +37,7 @@ void set_data(Tensor& tensor, void* data, std::int64_t offset) {
                        static_cast<Int128>(offset) * static_cast<Int128>(size_of(tensor.view.dtype));
   tensor.is_addressable = data == nullptr || (address >= 0 && address < Int128{1} << 64);
   if (data != nullptr && tensor.is_addressable) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the sum of a pointer and an offset that nobody vouches for
     tensor.view.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
   }
 }

@@ -26,7 +26,7 @@ class Registry {
     const std::uintptr_t key = next_handle();
     const std::lock_guard lock(registry_mutex());
     objects_.emplace(key, std::move(object));
-    return reinterpret_cast<Handle>(key);
+    return reinterpret_cast<Handle>(key);  // NOLINT(performance-no-int-to-ptr): a number in a pointer's clothes
   }
 
   // Null when the handle is not live, as for the two others.

@@ -12,7 +12,7 @@ namespace {
 // KDA_CUDA_LIBRARY if that is set, else the file beside this library.
 std::string library_path() {
   if (const char* path = std::getenv("KDA_CUDA_LIBRARY")) return path;
-  const std::string name = "libkda_cuda.so";
+  std::string name = "libkda_cuda.so";
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&library_path), &info) == 0 || info.dli_fname == nullptr) return name;
   const std::string self = info.dli_fname;

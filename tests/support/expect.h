@@ -2,16 +2,11 @@
 
 // Expectations that several test files share.
 
-#include <ostream>
-
 #include "support/case_inputs.h"
 #include "support/op_cases.h"
 #include "support/run_case.h"
 
 namespace kda::testing {
-
-// Lets gtest show a case by its name.
-inline void PrintTo(const OpCase& c, std::ostream* stream) { *stream << c.name; }
 
 // Every output of the result meets the bound that tests/op_cases/README.md sets, and nothing else was written.
 void expect_within_bounds(const OpCase& c, const CaseInputs& inputs, const RunResult& result);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,9 @@ struct OpCase {
   [[nodiscard]] std::int64_t N() const { return cu_seqlens ? static_cast<std::int64_t>(cu_seqlens->size()) - 1 : B; }
   [[nodiscard]] bool is_rank3() const { return layout == Layout::kTND || layout == Layout::kNTD; }
 };
+
+// Lets gtest show a case by its name.
+inline void PrintTo(const OpCase& c, std::ostream* stream) { *stream << c.name; }
 
 // Throws std::runtime_error, naming file and case, for anything that the format does not know.
 [[nodiscard]] std::vector<OpCase> load_op_cases(const std::filesystem::path& file);

@@ -42,8 +42,8 @@ std::int64_t Schedule::choose_shared(const ChunkKdaFwdProblem& problem) const {
   const auto items = static_cast<double>(items_);
   const auto longest = static_cast<double>(problem.sequence(sequence_of(0)).tokens);
   if (!problem.is_packed()) {
-    const auto rounds = static_cast<double>((items_ + threads_ - 1) / threads_);
-    if (rounds * threads / items <= kTolerance) return 0;
+    const std::int64_t rounds = (items_ + threads_ - 1) / threads_;
+    if (static_cast<double>(rounds) * threads / items <= kTolerance) return 0;
     // The last full round and what is left over: enough items for their panels to occupy every thread.
     return std::min(items_, threads_ + items_ % threads_);
   }
