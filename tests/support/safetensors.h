@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,9 @@ struct SafeTensors {
   SafeTensors& operator=(const SafeTensors&) = delete;
 };
 
+// Throws std::runtime_error for what is no such file, or has tensors that are not aligned or of other dtypes than F32,
+// F16 and BF16. `name` is how messages call it.
+[[nodiscard]] SafeTensors parse_safetensors(std::span<const std::byte> file, const std::string& name);
 [[nodiscard]] SafeTensors load_safetensors(const std::filesystem::path& file);
 
 }  // namespace kda::testing
