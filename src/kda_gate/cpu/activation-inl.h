@@ -212,8 +212,9 @@ HWY_INLINE Pair Limited(const Pair& x, float limit) {
   if constexpr (kCommon) {
     return x;
   } else {
-    // x86 returns the second operand when one is NaN; NEON returns NaN.
-    return {Min(limit, x.value), IfThenZeroElse(Gt(x.value, limit), x.error)};
+    // A minimum of the hardware's would be the limit for NaN on ARM.
+    const Masks is_beyond = Gt(x.value, limit);
+    return {IfThenElse(is_beyond, limit, x.value), IfThenZeroElse(is_beyond, x.error)};
   }
 }
 
