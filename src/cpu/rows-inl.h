@@ -21,17 +21,25 @@ HWY_INLINE void WidenRow(const typename Format::Storage* src, std::int64_t inner
   }
 }
 
-template <class Format>
-HWY_INLINE void RoundRow(const float* HWY_RESTRICT src, int cols, typename Format::Storage* dst, std::int64_t inner) {
+template <class Format, bool kStream>
+HWY_INLINE void RoundDenseRow(const float* HWY_RESTRICT src, int cols, typename Format::Storage* dst) {
   constexpr int kStep = static_cast<int>(kLanes);
-  if (HWY_LIKELY(inner == 1)) {
-    int c = 0;
-    for (; c + 2 * kStep <= cols; c += 2 * kStep) {
-      Format::StoreTwo(hn::Load(D(), src + c), hn::Load(D(), src + c + kStep), dst + c);
-    }
-    if (c < cols) Format::Store(hn::Load(D(), src + c), dst + c);
-  } else {
+  int c = 0;
+  for (; c + 2 * kStep <= cols; c += 2 * kStep) {
+    Format::template StoreTwo<kStream>(hn::Load(D(), src + c), hn::Load(D(), src + c + kStep), dst + c);
+  }
+  if (c < cols) Format::Store(hn::Load(D(), src + c), dst + c);
+}
+
+template <class Format>
+HWY_INLINE void RoundRow(const float* HWY_RESTRICT src, int cols, typename Format::Storage* dst, std::int64_t inner,
+                         bool streams) {
+  if (HWY_UNLIKELY(inner != 1)) {
     for (int c = 0; c < cols; ++c) StoreOne<Format>(src[c], dst + c * inner);
+  } else if (streams && reinterpret_cast<std::uintptr_t>(dst) % 64 == 0) {
+    RoundDenseRow<Format, true>(src, cols, dst);
+  } else {
+    RoundDenseRow<Format, false>(src, cols, dst);
   }
 }
 
@@ -59,13 +67,14 @@ HWY_INLINE void WidenRows(const Rows& src, const RowRange& range, float* HWY_RES
   });
 }
 
-// The range of dst = src [range.rows][ld], rounded to dst's dtype.
+// The range of dst = src [range.rows][ld], rounded to dst's dtype. What is streamed is there for other threads after
+// hwy::FlushStream.
 HWY_INLINE void RoundRows(const float* HWY_RESTRICT src, int ld, const Rows& dst, const RowRange& range) {
   WithFormat(dst.dtype, [&](auto format) HWY_ATTR {
     using Format = decltype(format);
     for (int r = 0; r < range.rows; ++r) {
       auto* row = dst.at<typename Format::Storage>(range.token + r, range.column);
-      RoundRow<Format>(src + r * ld, range.cols, row, dst.inner);
+      RoundRow<Format>(src + r * ld, range.cols, row, dst.inner, dst.streams);
     }
   });
 }

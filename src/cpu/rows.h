@@ -14,6 +14,8 @@ struct Rows {
   std::int64_t token = 0;
   std::int64_t inner = 0;
   Dtype dtype = Dtype::kFloat32;
+  // Whether writes go past the caches: worth it where the tensor is larger than them, as its lines are not read first.
+  bool streams = false;
 
   [[nodiscard]] bool present() const noexcept { return data != nullptr; }
 

@@ -229,9 +229,14 @@ TEST(Bitwise, PackedSequenceAloneOrInCompany) {
   }
 }
 
-TEST(Bitwise, BatchAloneOrInCompany) {
+// A batch small enough for caches, and one whose outputs are written past them.
+class Batch : public ::testing::TestWithParam<std::int64_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Bitwise, Batch, ::testing::Values(3, 12));
+
+TEST_P(Batch, AloneOrInCompany) {
   for (OpCase c : base_cases()) {
-    c.B = 3;
+    c.B = GetParam();
     const CaseValues values = generate(c);
     const RunResult batch = run(make_inputs(c, values), all_outputs());
     for (std::int64_t b = 0; b < c.B; ++b) {

@@ -75,10 +75,12 @@ HWY_INLINE void StorePanel(const ChunkShape& s, const Panel<kVectors>& panel, co
   constexpr int kWidth = Panel<kVectors>::kWidth;
   constexpr int kCols = Panel<kVectors>::kTransposed;
   std::byte* data = to.data + chunk * to.chunk * static_cast<std::int64_t>(size_of(to.dtype));
-  if (to.k != 1) return RoundRows(panel.state, kWidth, {data, to.k, to.v, to.dtype}, {0, s.K, panel.column, kWidth});
+  if (to.k != 1) {
+    return RoundRows(panel.state, kWidth, {data, to.k, to.v, to.dtype, to.streams}, {0, s.K, panel.column, kWidth});
+  }
   for (int c = 0; c < kWidth; c += kCols) {
     Transpose(panel.state + c, kWidth, s.K, kCols, rows, s.K);
-    RoundRows(rows, s.K, {data, to.v, to.k, to.dtype}, {panel.column + c, kCols, 0, s.K});
+    RoundRows(rows, s.K, {data, to.v, to.k, to.dtype, to.streams}, {panel.column + c, kCols, 0, s.K});
   }
 }
 

@@ -5,6 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "chunk_kda_fwd/cpu/kernel.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
@@ -44,6 +45,7 @@ void Prepare(const ChunkShape& s, const Item& item, std::int64_t chunk, const Ch
     if (s.spans_blocks) PostBlock(s, item, {b, block}, scratch, slot.blocks[b]);
   }
   if (item.kg.present()) StoreKg(s, item, range, scratch, slot);
+  hwy::FlushStream();
 }
 
 template <int kVectors>
@@ -72,6 +74,7 @@ void Advance(const ChunkShape& s, const Item& item, std::int64_t chunk, const Ch
              Columns columns, const StateScratch& scratch) {
   ForStatePanels(s, state, columns,
                  [&](const auto& panel) HWY_ATTR { AdvancePanel(s, item, chunk, slot, panel, scratch); });
+  hwy::FlushStream();
 }
 
 void LoadState(const ChunkShape& s, const Item& item, float* state, Columns columns, const StateScratch& scratch) {

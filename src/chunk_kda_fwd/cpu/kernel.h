@@ -42,6 +42,7 @@ struct StateView {
   std::int64_t k = 0;
   std::int64_t v = 0;
   Dtype dtype = Dtype::kFloat32;
+  bool streams = false;  // as in Rows
 
   [[nodiscard]] bool present() const noexcept { return data != nullptr; }
 };

@@ -8,6 +8,7 @@
 #include "chunk_kda_fwd/backend.h"
 #include "chunk_kda_fwd/cpu/kernel.h"
 #include "chunk_kda_fwd/cpu/schedule.h"
+#include "core/checked.h"
 #include "core/workspace.h"
 #include "cpu/thread_pool.h"
 
@@ -18,6 +19,13 @@ StateView state_of(const void* data, Dtype dtype, const StateStrides& strides, s
   if (data == nullptr) return {};
   auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));
   return {bytes + offset * static_cast<std::int64_t>(size_of(dtype)), strides.chunk, strides.k, strides.v, dtype};
+}
+
+// An attn_out of more bytes than caches hold is not there any more when a reader comes.
+constexpr std::int64_t kStreamedBytes = 1 << 20;
+
+bool streams_outputs(const ChunkKdaFwdDims& d) noexcept {
+  return saturating_mul(saturating_mul(d.B, d.T), saturating_mul(d.HV, d.V)) > kStreamedBytes / 2;
 }
 
 Item make_item(const ChunkKdaFwdProblem& p, const ChunkKdaFwdPointers& at, std::int64_t n, std::int64_t head) {
@@ -53,6 +61,12 @@ Item make_item(const ChunkKdaFwdProblem& p, const ChunkKdaFwdPointers& at, std::
   item.qg = rows(at.qg, p.qg);
   item.kg = rows(at.kg, p.kg);
   item.v_new = rows(at.v_new, p.v_new);
+  const bool streams = streams_outputs(p.dims);
+  for (Rows* output :
+       {&item.attn_out, &item.gk, &item.Aqk, &item.Akk, &item.w, &item.u, &item.qg, &item.kg, &item.v_new}) {
+    output->streams = streams;
+  }
+  item.h.streams = streams;
   return item;
 }
 
