@@ -97,8 +97,8 @@ struct BlockSlot {
         k_decayed(arena.take(kBlock * static_cast<std::size_t>(s.K))),
         k_rest(arena.take(kBlock * static_cast<std::size_t>(s.K))),
         decay(arena.take(static_cast<std::size_t>(s.K))),
-        qk(arena.take(kBlock * kBlock)),
-        kk(arena.take(kBlock * kBlock)),
+        qk(arena.take(std::size_t{kBlock} * kBlock)),
+        kk(arena.take(std::size_t{kBlock} * kBlock)),
         beta(arena.take(kBlock)) {}
 };
 
@@ -138,7 +138,7 @@ struct PrepareScratch {
     gate = arena.take(kBlock * K);
     bias = arena.take(K);
     gk = arena.take(K);
-    partial = arena.take(kBlock * 8 * 16);
+    partial = arena.take(std::size_t{kBlock} * 8 * 16);
     rows = arena.take(kBlock * widest);
     prefix = arena.take(K);
     const std::size_t spanning = s.spans_blocks ? C : 0;
@@ -157,8 +157,8 @@ struct StateScratch {
   float* rows;   // [16,K]     a transposed state on its way in or out
 
   StateScratch(FloatArena& arena, const ChunkShape& s) noexcept
-      : v_new(arena.take(kBlock * 64)),
-        out(arena.take(kBlock * 64)),
+      : v_new(arena.take(std::size_t{kBlock} * 64)),
+        out(arena.take(std::size_t{kBlock} * 64)),
         rows(arena.take(kBlock * static_cast<std::size_t>(s.K))) {}
 };
 

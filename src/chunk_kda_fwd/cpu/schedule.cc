@@ -33,7 +33,7 @@ Schedule::Schedule(const ChunkKdaFwdProblem& problem, int threads) {
   if (chunks < 2) return;
   shared_ = choose_shared(problem);
   if (shared_ == 0) return;
-  window_chunks_ = std::clamp<std::int64_t>((2 * threads_ + shared_ - 1) / shared_, 2, 16);
+  window_chunks_ = std::clamp<std::int64_t>((std::int64_t{2} * threads_ + shared_ - 1) / shared_, 2, 16);
   windows_ = (chunks + window_chunks_ - 1) / window_chunks_;
 }
 
