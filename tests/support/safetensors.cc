@@ -72,6 +72,7 @@ SafeTensors parse_safetensors(std::span<const std::byte> file, const std::string
   try {
     const auto* text = reinterpret_cast<const char*>(header.data());
     const json entries = json::parse(text, text + header.size());
+    if (!entries.is_object()) throw std::runtime_error("expected an object of tensors");
     for (const auto& [key, entry] : entries.items()) parse_entry(key, entry, result);
   } catch (const std::exception& error) {
     throw std::runtime_error(name + ": " + error.what());
