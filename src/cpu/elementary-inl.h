@@ -127,7 +127,7 @@ HWY_INLINE V Exp(V x) {
 
 // log(1 + e^x) for every x, with relative accuracy down to where e^x vanishes.
 HWY_INLINE V Softplus(V x) {
-  // x86 returns the second operand when one is NaN; NEON returns NaN.
+  // The maximum may be 0 for NaN; the logarithm is NaN then.
   return hn::Add(hn::Max(hn::Zero(D()), x), Log1p(Exp(hn::Neg(hn::Abs(x)))));
 }
 
