@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -285,3 +287,11 @@ def test_cases_of_every_kind_are_looked_at():
     for case in cases[::7]:
         report = look(case)
         assert len(report.heads) == case.HV, case.name
+
+
+def test_the_page_names_every_finding():
+    page = Path(__file__).parents[2] / "docs" / "quickstart" / "cli.md"
+    if not page.exists():
+        pytest.skip("the documentation is not there")
+    named = {name for name in re.findall(r"`(\w+)`", page.read_text()) if name in _inspect.KINDS}
+    assert named == _inspect.KINDS.keys()
