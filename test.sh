@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 source scripts/setup.sh
 
-install_packages "${BASE_PACKAGES[@]}" libgtest-dev nlohmann-json3-dev
+install_packages "${BASE_PACKAGES[@]}" libbenchmark-dev libgtest-dev nlohmann-json3-dev
 make_venv
 install_package test
 if [ "${KDA_TEST_TORCH:-1}" != 0 ] && ! .venv/bin/python -c 'import torch' 2>/dev/null; then
