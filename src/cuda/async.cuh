@@ -40,6 +40,21 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32
       : "memory");
 }
 
+// Whether mbarrier_wait() would return at once.
+__device__ __forceinline__ bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // `bytes`, a multiple of 16, both ends at multiples of 16.
 __device__ __forceinline__ void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes,
                                           std::uint32_t barrier) {
@@ -48,27 +63,38 @@ __device__ __forceinline__ void bulk_load(std::uint32_t to, const void* from, st
                : "memory");
 }
 
+// A box of a tensor of rank 4 described by a CUtensorMap, its first element at these indices, the fastest first.
+__device__ __forceinline__ void tensor_load(std::uint32_t to, const void* map, int c0, int c1, int c2, int c3,
+                                            std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3,%4,%5}], [%6];" ::
+          "r"(to),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      : "memory");
+}
+
 // 16 bytes, both ends at multiples of 16.
 __device__ __forceinline__ void copy_async16(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// Arrives when this thread's copies so far have.
-__device__ __forceinline__ void mbarrier_arrive_after_copies(std::uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
+// Until this thread's copies so far have arrived.
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ void bulk_store(void* to, std::uint32_t from, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                : "memory");
 }
 
-__device__ __forceinline__ void bulk_store_wait() {
-  asm volatile(
-      "cp.async.bulk.commit_group;\n"
-      "cp.async.bulk.wait_group 0;" ::
-          : "memory");
+__device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until this thread's bulk stores have read shared memory.
+__device__ __forceinline__ void bulk_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+
+// Until this thread's bulk stores are complete.
+__device__ __forceinline__ void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Orders this thread's ordinary writes to shared memory before later accesses by bulk copies and wgmma.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -117,6 +143,11 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_
 
 __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t x, std::uint32_t y) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(x), "r"(y) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
 }
 
 }  // namespace kda::cuda

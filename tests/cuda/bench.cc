@@ -1,7 +1,7 @@
 // Times chunk_kda_fwd on device 0: graph replays between events, median of several. Prints a table, and JSON lines to a
 // file.
 //
-//     kda_cuda_bench [JSON FILE]
+//     kda_cuda_bench [JSON FILE [PART OF A CASE'S NAME]]
 
 #include <cuda_runtime_api.h>
 
@@ -230,8 +230,12 @@ int main(int argc, char** argv) {
         "%.3f, \"floor_ms\": %.3f}\n",
         device.c_str(), rate, name.c_str(), ms, c.flashkda_ms, c.fla_ms, c.floor_ms);
   };
-  for (const BenchCase& c : cases) report(c.name, c, time_plan(c, random, /*all_outputs=*/false));
-  report("T8192_H96 all outputs", cases[0], time_plan(cases[0], random, /*all_outputs=*/true));
+  const std::string wanted = argc > 2 ? argv[2] : "";
+  const auto time = [&](const std::string& name, const BenchCase& c, bool all_outputs) {
+    if (name.find(wanted) != std::string::npos) report(name, c, time_plan(c, random, all_outputs));
+  };
+  for (const BenchCase& c : cases) time(c.name, c, /*all_outputs=*/false);
+  time("T8192_H96 all outputs", cases[0], /*all_outputs=*/true);
   if (json != nullptr) std::fclose(json);
   return 0;
 }

@@ -1,5 +1,9 @@
 // The path for K = V = 128 in bf16 on Hopper; compiled for sm_90a only.
 
+#include <cuda.h>
+
+#include <algorithm>
+
 #include "chunk_kda_fwd/cuda/hopper_chain.cuh"
 #include "chunk_kda_fwd/cuda/hopper_prepare.cuh"
 #include "chunk_kda_fwd/cuda/launch.h"
@@ -8,17 +12,60 @@
 namespace kda::cuda {
 namespace {
 
-bool allow_shared_memory(const void* kernel, int bytes, Failure* failure) {
-  return succeeded(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                   "cudaFuncSetAttribute", failure);
+template <class... Parameters>
+bool allow_shared_memory(void (*kernel)(Parameters...), int bytes, Failure* failure) {
+  return succeeded(
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+      "cudaFuncSetAttribute", failure);
 }
 
-template <class Shape>
+// The driver's function, which the runtime finds; null where the driver has none.
+decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static const auto function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    return status == cudaSuccess && result == cudaDriverEntryPointSuccess
+               ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found)
+               : nullptr;
+  }();
+  return function;
+}
+
+// v as the chain's loads see it; not valid where its strides or its address are not a tensor map's.
+HopperValues describe_values(const ChunkKdaFwdTask& task) {
+  const RowStrides& v = task.v;
+  const auto encode = tensor_map_encoder();
+  const std::int64_t batches = task.is_packed ? 1 : task.N;
+  const auto fits = [](std::int64_t stride, std::int64_t extent) {
+    return extent == 1 || (stride > 0 && stride % 8 == 0 && stride < (std::int64_t{1} << 38));
+  };
+  HopperValues values{};
+  if (encode == nullptr || task.T == 0 || v.inner != 1 || !fits(v.token, task.T) || !fits(v.head, task.HV) ||
+      !fits(v.batch, batches) || reinterpret_cast<std::uintptr_t>(task.at.v) % 16 != 0) {
+    return values;
+  }
+  const auto bytes = [](std::int64_t stride, std::int64_t extent) {
+    return static_cast<cuuint64_t>(extent == 1 ? 16 : 2 * stride);
+  };
+  const cuuint64_t extents[4] = {128, static_cast<cuuint64_t>(task.T), static_cast<cuuint64_t>(task.HV),
+                                 static_cast<cuuint64_t>(batches)};
+  const cuuint64_t strides[3] = {bytes(v.token, task.T), bytes(v.head, task.HV), bytes(v.batch, batches)};
+  const cuuint32_t box[4] = {HopperChainShape::kColumns, kBlock, 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  values.is_valid = encode(&values.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(task.at.v), extents,
+                           strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return values;
+}
+
+template <bool kIsPlain>
 bool launch_chain(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
-  const auto kernel = hopper_chain_kernel<Shape>;
-  if (!allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kBytes, failure)) return false;
-  const auto grid = static_cast<unsigned>(task.N * task.HV * (128 / Shape::kColumns));
-  kernel<<<grid, Shape::kThreads, Shape::kBytes, stream>>>(task);
+  const auto kernel = hopper_chain_kernel<kIsPlain>;
+  if (!allow_shared_memory(kernel, HopperChainShape::kBytes, failure)) return false;
+  const auto grid = static_cast<unsigned>(2 * task.N * task.HV);
+  kernel<<<grid, HopperChainShape::kThreads, HopperChainShape::kBytes, stream>>>(task, describe_values(task));
   return succeeded(cudaGetLastError(), "launch of the chain", failure);
 }
 
@@ -27,8 +74,9 @@ bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* f
   using Preparer = HopperPreparer<kMode, kGateDtype, kIsVector>;
   constexpr int kBytes = Preparer::kWarps * Preparer::kBytes;
   const auto kernel = hopper_prepare_kernel<Preparer>;
-  if (!allow_shared_memory(reinterpret_cast<const void*>(kernel), kBytes, failure)) return false;
-  const auto grid = static_cast<unsigned>((task.blocks * task.HV + Preparer::kWarps - 1) / Preparer::kWarps);
+  if (!allow_shared_memory(kernel, kBytes, failure)) return false;
+  const std::int64_t wanted = (task.blocks * task.HV + Preparer::kWarps - 1) / Preparer::kWarps;
+  const auto grid = static_cast<unsigned>(std::min<std::int64_t>(Preparer::kBlocks * task.multiprocessors, wanted));
   kernel<<<grid, 32 * Preparer::kWarps, kBytes, stream>>>(task);
   return succeeded(cudaGetLastError(), "launch of prepare", failure);
 }
@@ -55,7 +103,7 @@ bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* f
   return launch_prepare<GateMode::kActivated>(task, stream, failure);
 }
 
-// Whether the blocks of threads have only attn_out and final_state to write, the former in vectors.
+// Whether there are only attn_out and final_state to write, the former in vectors.
 bool is_plain(const ChunkKdaFwdTask& task) {
   return task.at.h == nullptr && task.at.v_new == nullptr && task.vector_outputs &&
          reinterpret_cast<std::uintptr_t>(task.at.attn_out) % 16 == 0;
@@ -66,8 +114,7 @@ bool is_plain(const ChunkKdaFwdTask& task) {
 bool launch_hopper(const ChunkKdaFwdTask& task, void* stream_, Failure* failure) {
   auto* stream = static_cast<cudaStream_t>(stream_);
   if (!launch_prepare(task, stream, failure)) return false;
-  return is_plain(task) ? launch_chain<HopperChainShape<true>>(task, stream, failure)
-                        : launch_chain<HopperChainShape<false>>(task, stream, failure);
+  return is_plain(task) ? launch_chain<true>(task, stream, failure) : launch_chain<false>(task, stream, failure);
 }
 
 }  // namespace kda::cuda

@@ -1,16 +1,19 @@
 #pragma once
 
-// The second kernel of the Hopper path: the state's way through the blocks of a sequence. A group of four warps owns 64
-// of the 128 columns of the state of one value head: transposed, [64,128], as the sums of its matrix products, and
-// rounded to bf16 as their first operand, so that the state never passes through shared memory. Row by row of a block's
-// tokens, h the state before it:
+// The state's way through the blocks of a sequence. A block of threads owns 64 of the 128 columns of the state of one
+// value head: transposed, [64,128], as the sums of its matrix products, and rounded to bf16 as their first operand, so
+// that the state never passes through shared memory. Row by row of a block's tokens, h the state before it:
 //
 //     x = v - keys h
 //     v_new = solve x
 //     attn_out = queries h + qk v_new
 //     h = decay h + rest^T v_new
 //
-// One more warp keeps the blocks' images and v coming.
+// One more warp keeps images and v coming.
+
+#include <cuda.h>
+
+#include <type_traits>
 
 #include "chunk_kda_fwd/cuda/hopper_image.h"
 #include "chunk_kda_fwd/cuda/hopper_prepare.cuh"
@@ -20,266 +23,347 @@
 
 namespace kda::cuda {
 
-// kIsPlain: attn_out is written in vectors, and neither v_new nor h is asked for. A block of threads has one group, and
-// a multiprocessor two blocks.
-template <bool kIsPlain_>
 struct HopperChainShape {
-  static constexpr bool kIsPlain = kIsPlain_;
   static constexpr int kThreads = 128 + 32;
   static constexpr int kColumns = 64;
   static constexpr int kStages = 4;
 
-  // A stage: the image, then v, whose rows are padded so that no two of them meet in a bank.
-  static constexpr int kValues = BlockImage::kBytes;
-  static constexpr int kValuePitch = 2 * kColumns + 16;  // bytes
-  static constexpr int kStageBytes = (kValues + kBlock * kValuePitch + 1023) / 1024 * 1024;
+  // A stage: the image, then v [16 tokens][64 columns], 128-byte swizzle.
+  static constexpr int kValues = 14336;
+  static constexpr int kValueBytes = kBlock * kColumns * 2;
+  static constexpr int kStageBytes = kValues + kValueBytes;
   static constexpr int kExchangeBytes = kBlock * 32;  // of one warp: [16 tokens][16 columns] 16-bit
 
   static constexpr int kExchanges = kStages * kStageBytes;
   static constexpr int kBarriers = kExchanges + 4 * kExchangeBytes;
   static constexpr int kBytes = kBarriers + 2 * kStages * 8;
 };
+static_assert(BlockImage::kBytes <= HopperChainShape::kValues);
 
-// Loads what the groups read, `kStages` blocks ahead. To be called for one block after the other.
-template <class Shape>
+// v as the loads see it: of rank 4, [batch, head, token, column], in boxes of 16 tokens and 64 columns.
+struct HopperValues {
+  CUtensorMap map;
+  bool is_valid;  // else v is read element by element
+};
+
+// threadIdx.x, read once: the compiler would read it again for every use, and wait for it.
+__device__ __forceinline__ unsigned thread_index() {
+  unsigned index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
+// Stages and their barriers.
+struct HopperStages {
+  const std::uint32_t memory;
+
+  __device__ void init() const {
+    if (threadIdx.x != 0) return;
+    for (int stage = 0; stage < HopperChainShape::kStages; ++stage) {
+      mbarrier_init(full(stage), 32);
+      mbarrier_init(empty(stage), 128);
+    }
+    mbarrier_init_fence();
+  }
+  __device__ __forceinline__ std::uint32_t at(int stage) const {
+    return memory + static_cast<std::uint32_t>(stage * HopperChainShape::kStageBytes);
+  }
+  __device__ __forceinline__ std::uint32_t full(int stage) const {
+    return memory + static_cast<std::uint32_t>(HopperChainShape::kBarriers + stage * 8);
+  }
+  __device__ __forceinline__ std::uint32_t empty(int stage) const { return full(HopperChainShape::kStages + stage); }
+};
+
+// Loads what the products read, block after block.
 class HopperLoader {
  public:
-  static constexpr int kArrivals = 33;  // of a full barrier: the image, and each lane's part of v
+  using Shape = HopperChainShape;
 
-  __device__ HopperLoader(const ChunkKdaFwdTask& task, const Item& item, std::uint32_t memory, int column)
+  __device__ HopperLoader(const ChunkKdaFwdTask& task, const HopperValues& values, const Item& item,
+                          const HopperStages& stages, int first_column)
       : t_(task),
+        values_(values),
         item_(item),
-        memory_(memory),
-        column_(column),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        is_vector_(task.vector_inputs && reinterpret_cast<std::uintptr_t>(task.at.v) % 16 == 0),
-        image_(task.images + (item.first_block * task.HV + item.head) * BlockImage::kBytes),
-        values_(static_cast<const std::uint16_t*>(task.at.v) + row_of(task.v, item, item.head, lane_ / kPieces) +
-                column + 8 * (lane_ % kPieces)) {}
+        stages_(stages),
+        first_column_(first_column),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  __device__ __forceinline__ void load(int block, int stage, std::uint32_t full) {
-    const std::uint32_t to = memory_ + static_cast<std::uint32_t>(stage * Shape::kStageBytes);
-    if (lane_ == 0) {
-      mbarrier_arrive_expect(full, BlockImage::kBytes);
-      bulk_load(to, image_, BlockImage::kBytes, full);
-    }
-    const std::int64_t left = item_.tokens - static_cast<std::int64_t>(block) * kBlock;
-    if (is_vector_ && left >= kBlock) {
-#pragma unroll
-      for (int i = 0; i < kBlock; i += kRows) {
-        copy_async16(row(to, lane_ / kPieces + i) + static_cast<std::uint32_t>(16 * (lane_ % kPieces)),
-                     values_ + i * t_.v.token);
+  __device__ __forceinline__ void run() const {
+    const std::byte* image = t_.images + (item_.first_block * t_.HV + item_.head) * BlockImage::kBytes;
+    const int blocks = blocks_of(item_);
+    unsigned parity = 1;
+    for (int block = 0, stage = 0; block < blocks; ++block) {
+      mbarrier_wait(stages_.empty(stage), parity);
+      const std::int64_t token = static_cast<std::int64_t>(block) * kBlock;
+      const bool is_whole = values_.is_valid && token + kBlock <= item_.tokens;
+      const std::uint32_t to = stages_.at(stage);
+      if (!is_whole) fill(token, to + Shape::kValues);
+      const std::uint32_t full = stages_.full(stage);
+      if (lane_ == 0) {
+        mbarrier_arrive_expect(full, BlockImage::kBytes + (is_whole ? Shape::kValueBytes : 0));
+        bulk_load(to, image, BlockImage::kBytes, full);
+        if (is_whole) {
+          tensor_load(to + Shape::kValues, &values_.map, first_column_, static_cast<int>(item_.first_token + token),
+                      static_cast<int>(item_.head), static_cast<int>(item_.batch), full);
+        }
+      } else {
+        mbarrier_arrive(full);
       }
-      mbarrier_arrive_after_copies(full);
-    } else {
-      fill(block, left, to);
-      mbarrier_arrive(full);
+      __syncwarp();
+      image += t_.HV * BlockImage::kBytes;
+      if (++stage == Shape::kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
     }
-    image_ += t_.HV * BlockImage::kBytes;
-    values_ += kBlock * t_.v.token;
   }
 
  private:
-  static constexpr int kPieces = Shape::kColumns / 8;  // of 16 bytes in a row
-  static constexpr int kRows = 32 / kPieces;           // that all lanes together copy
-
-  static __device__ __forceinline__ std::uint32_t row(std::uint32_t stage, int token) {
-    return stage + Shape::kValues + static_cast<std::uint32_t>(token * Shape::kValuePitch);
-  }
-
-  // A block that is not complete or whose elements are not adjacent; zeros beyond the last token.
-  __device__ __forceinline__ void fill(int block, std::int64_t rows, std::uint32_t stage) const {
-    for (int token = 0; token < kBlock; ++token) {
-      for (int c = 2 * lane_; c < Shape::kColumns; c += 64) {
-        std::uint32_t pair = 0;
-        if (token < rows) {
-          const auto* from = static_cast<const std::uint16_t*>(t_.at.v) +
-                             row_of(t_.v, item_, item_.head, static_cast<std::int64_t>(block) * kBlock + token) +
-                             (column_ + c) * t_.v.inner;
-          pair = from[0] | static_cast<std::uint32_t>(from[t_.v.inner]) << 16;
-        }
-        store_shared(row(stage, token) + static_cast<std::uint32_t>(2 * c), pair);
+  // v of a block that is not complete, or that no tensor map describes; zero beyond the last token.
+  __device__ __forceinline__ void fill(std::int64_t token, std::uint32_t to) const {
+#pragma unroll 1
+    for (int i = 0; i < kBlock; ++i) {
+      std::uint32_t pair = 0;
+      if (token + i < item_.tokens) {
+        const auto* from = static_cast<const std::uint16_t*>(t_.at.v) + row_of(t_.v, item_, item_.head, token + i) +
+                           (first_column_ + 2 * lane_) * t_.v.inner;
+        pair = from[0] | static_cast<std::uint32_t>(from[t_.v.inner]) << 16;
       }
+      store_shared(to + static_cast<std::uint32_t>(i * 128 + ((lane_ / 4 ^ i % 8) * 16) + lane_ % 4 * 4), pair);
     }
+    __syncwarp();
   }
 
   const ChunkKdaFwdTask& t_;
+  const HopperValues& values_;
   const Item& item_;
-  const std::uint32_t memory_;
-  const int column_;
+  const HopperStages& stages_;
+  const int first_column_;
   const int lane_;
-  const bool is_vector_;
-  const std::byte* image_;       // of the next block
-  const std::uint16_t* values_;  // this lane's first piece of it
 };
 
-// A group's share of the work. Names as in advance.cuh: a lane has columns r and r + 8 of its warp's 16, and tokens 2c
-// and 2c + 1 of every eight.
-template <class Shape>
+// A group of four warps with its half of a state. Names as in advance.cuh: a lane has columns r and r + 8 of its warp's
+// 16, and tokens 2c and 2c + 1 of every eight. kIsPlain: attn_out is written in vectors, and neither v_new nor h is
+// asked for.
+template <bool kIsPlain>
 class HopperAdvancer {
  public:
-  __device__ HopperAdvancer(const ChunkKdaFwdTask& task, const Item& item, std::uint32_t memory, int first_column,
-                            int warp)
-      : t_(task),
-        item_(item),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        r_(lane_ / 4),
-        c_(lane_ % 4),
-        local_column_(16 * warp),
-        column_(first_column + 16 * warp),
-        memory_(memory),
-        exchange_(memory + Shape::kExchanges + static_cast<std::uint32_t>(warp * Shape::kExchangeBytes)),
-        out_at_(static_cast<std::uint16_t*>(task.at.attn_out) + row_of(task.attn_out, item, item.head, lane_ / 2) +
-                (column_ + 8 * (lane_ % 2)) * task.attn_out.inner),
-        out_step_(kBlock * task.attn_out.token),
-        rows_left_(item.tokens),
-        pairs_(operand(memory + BlockImage::kKeys, 16, 1024, Swizzle::k128)),
-        rest_(operand(memory + BlockImage::kRest, BlockImage::kRestPanel, 1024, Swizzle::k128)),
-        qk_(operand(memory + BlockImage::kQk, 16, 256, Swizzle::k32)),
-        solve_(operand(memory + BlockImage::kSolve, 16, 256, Swizzle::k32)) {}
+  using Shape = HopperChainShape;
 
-  __device__ __forceinline__ void load_state() {
-    const float* from = t_.at.initial_state;
-    const StateStrides& s = t_.initial_state;
-    if (from != nullptr) from += item_.n * s.seq + item_.head * s.head;
-    for_state([&](float& h, int k, int v) { h = from == nullptr ? 0.0f : from[k * s.k + v * s.v]; });
-    round_state();
+  __device__ HopperAdvancer(const ChunkKdaFwdTask& task, const Item& item, const HopperStages& stages, int first_column)
+      : t_(task),
+        stages_(stages),
+        memory_(stages.memory),
+        lane_(static_cast<int>(thread_index()) % 32),
+        warp_(static_cast<int>(thread_index()) / 32),
+        tokens_(static_cast<int>(item.tokens)),
+        first_column_(first_column),
+        out_at_(static_cast<std::uint16_t*>(task.at.attn_out) +
+                row_of(task.attn_out, item, item.head, lane_ / 2 - kBlock) +
+                (column() + 8 * (lane_ % 2)) * task.attn_out.inner) {}
+
+  __device__ __forceinline__ void run(const Item& item) {
+    const int blocks = blocks_of(item);
+    load_state(item);
+    if (blocks > 0) {
+      mbarrier_wait(stages_.full(0), 0);
+      load_values<0>();
+      int block = 0;
+      unsigned parity = 0;
+      const auto advance = [&](auto stage) {
+        this->template step<stage.value>(item, block, blocks, parity);
+        return ++block < blocks;
+      };
+      while (advance(Stage<0>{}) && advance(Stage<1>{}) && advance(Stage<2>{}) && advance(Stage<3>{})) parity ^= 1;
+      store_out(block);
+    }
+    store_state(item);
   }
 
-  __device__ __forceinline__ void store_state() {
+ private:
+  template <int kStage>
+  using Stage = std::integral_constant<int, kStage>;
+
+  struct Limits {
+    int low = kBlock;
+    int high = kBlock;
+  };
+
+  __device__ __forceinline__ int local_column() const { return 16 * warp_; }                // the warp's first
+  __device__ __forceinline__ int column() const { return first_column_ + local_column(); }  // the same in the state
+
+  __device__ __forceinline__ void load_state(const Item& item) {
+    const float* from = t_.at.initial_state;
+    const StateStrides& s = t_.initial_state;
+    if (from != nullptr) from += item.n * s.seq + item.head * s.head;
+    for_state([&](float& h, int k, int v) { h = from == nullptr ? 0.0f : from[k * s.k + v * s.v]; });
+    round(h_[0], rounded_[0]);
+  }
+
+  __device__ __forceinline__ void store_state(const Item& item) {
     if (t_.at.final_state == nullptr) return;
     const StateStrides& s = t_.final_state;
-    float* to = t_.at.final_state + item_.n * s.seq + item_.head * s.head;
+    float* to = t_.at.final_state + item.n * s.seq + item.head * s.head;
     for_state([&](float h, int k, int v) { to[k * s.k + v * s.v] = h; });
   }
 
-  __device__ __forceinline__ void store_h(std::int64_t chunk) {
+  __device__ __forceinline__ void store_h(const Item& item, std::int64_t chunk) {
     const StateStrides& s = t_.h;
-    auto* to = static_cast<std::uint16_t*>(t_.at.h) + item_.batch * s.seq + (item_.first_chunk + chunk) * s.chunk +
-               item_.head * s.head;
+    auto* to = static_cast<std::uint16_t*>(t_.at.h) + item.batch * s.seq + (item.first_chunk + chunk) * s.chunk +
+               item.head * s.head;
     for_state([&](float h, int k, int v) { to[k * s.k + v * s.v] = narrow(h, true); });
   }
 
-  // x = v of the stage's block.
-  __device__ __forceinline__ void load_values(int stage) {
-    const std::uint32_t v = memory_ + static_cast<std::uint32_t>(stage * Shape::kStageBytes) + Shape::kValues;
+  // Reads v of the block that has arrived in a stage.
+  template <int kStage>
+  __device__ __forceinline__ void load_values() {
     const int token = lane_ / 16 * 8 + lane_ % 8;
-    std::uint32_t pairs[4];
+    const int piece = local_column() / 8 + lane_ / 8 % 2;
     ldmatrix4_transposed(
-        v + static_cast<std::uint32_t>(token * Shape::kValuePitch + 2 * (local_column_ + lane_ / 8 % 2 * 8)), pairs);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x_[2 * i] = low_bf16(pairs[i]);
-      x_[2 * i + 1] = high_bf16(pairs[i]);
-    }
+        stages_.at(kStage) + Shape::kValues + static_cast<std::uint32_t>(token * 128 + ((piece ^ token % 8) * 16)),
+        values_);
   }
 
-  // The block that lies in `stage`; load_values() has been called for it. Between its products, writes the attn_out of
-  // the block before.
-  __device__ __forceinline__ void advance(int stage, std::int64_t token) {
-    const auto offset = static_cast<std::uint32_t>(stage * Shape::kStageBytes);
-    const std::uint64_t at = offset >> 4;
-    float through_state[16];  // keys h, then queries h
-    pin(through_state);
-    pin(rounded_);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 8; ++k) wgmma_n32(through_state, rounded_ + 4 * k, pairs_ + at + step(k), k > 0);
-    wgmma_commit();
-    if (token > 0) store_out();
-    wgmma_wait<1>();
-    pin(h_);
-    decay_state(memory_ + offset + BlockImage::kDecay);
-    wgmma_wait<0>();
-    pin(through_state);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x_[i] -= through_state[i];
-      out_of_state_[i] = through_state[8 + i];
+  // The block in a stage, whose v load_values() has read. Reads the next one's.
+  template <int kStage>
+  __device__ __forceinline__ void step(const Item& item, int block, int blocks, unsigned parity) {
+    constexpr std::uint64_t kAt = kStage * Shape::kStageBytes >> 4;
+    const std::uint32_t stage = stages_.at(kStage);
+    const std::uint64_t pairs_operand = operand(memory_ + BlockImage::kKeys, 16, 1024, Swizzle::k128) + kAt;
+    const std::uint64_t rest_operand =
+        operand(memory_ + BlockImage::kRest, BlockImage::kRestPanel, 1024, Swizzle::k128) + kAt;
+    const std::uint64_t qk_operand = operand(memory_ + BlockImage::kQk, 16, 256, Swizzle::k32) + kAt;
+    const std::uint64_t solve_operand = operand(memory_ + BlockImage::kSolve, 16, 256, Swizzle::k32) + kAt;
+    if constexpr (!kIsPlain) {
+      const int blocks_per_chunk = t_.C / kBlock;
+      if (t_.at.h != nullptr && block % blocks_per_chunk == 0) store_h(item, block / blocks_per_chunk);
     }
 
+    float decay[2][16];
+    load_decay<0>(stage, decay[0]);
+    load_decay<1>(stage, decay[1]);
+    float x[16];  // x; then, negative, what the queries make of the state
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[2 * i] = low_bf16(values_[i]);
+      x[2 * i + 1] = high_bf16(values_[i]);
+    }
+#pragma unroll
+    for (int i = 8; i < 16; ++i) x[i] = 0;
+    pin(x);
+    pin(rounded_[0]);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_n32_minus(x, rounded_[0] + 4 * k, pairs_operand + channels(k));
+    wgmma_commit();
+    wgmma_wait<1>();
+    pin(h_[1]);
+    round(h_[1], rounded_[1]);
+    pin(rounded_[1]);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_n32_minus(x, rounded_[1] + 4 * k, pairs_operand + channels(4 + k));
+    wgmma_commit();
+    // Asked for long before the answer is needed.
+    constexpr int kNext = (kStage + 1) % Shape::kStages;
+    const unsigned next_parity = kNext == 0 ? parity ^ 1 : parity;
+    const bool is_next_there = mbarrier_test(stages_.full(kNext), next_parity);
+    store_out(block);
+    wgmma_wait<2>();
+    pin(h_[0]);
+    decay_state(h_[0], decay[0]);
+    wgmma_wait<0>();
+    pin(x);
+
+    std::uint32_t pairs[4];
     std::uint32_t operand[4];
-    pack(x_, operand);
-    const Limits limits = take_finite(operand);
+    pack(x, pairs);
+    clamp(pairs, operand);
     float v_new[8];
     pin(v_new);
     pin(operand);
     wgmma_fence();
-    wgmma_n16(v_new, operand, solve_ + at, 0);
+    wgmma_n16(v_new, operand, solve_operand, 0);
+    wgmma_commit();
+    wgmma_wait<1>();
+    pin(x);
     std::uint32_t rest[4];  // of x, what bf16 does not hold
-    pack_rest(x_, operand, rest);
-    if (limits.is_any) keep_finite(rest);
+    pack_rest(x, pairs, rest);
+    clamp(rest, rest);
     pin(rest);
     wgmma_fence();
-    wgmma_n16(v_new, rest, solve_ + at, 1);
+    wgmma_n16(v_new, rest, solve_operand, 1);
     wgmma_commit();
+    const bool is_finite = all_finite(pairs);
+    wgmma_wait<2>();
+    pin(h_[1]);
+    decay_state(h_[1], decay[1]);
     wgmma_wait<0>();
     pin(v_new);
 
-    poison(v_new, limits);
-    std::uint32_t update[4];
-    pack(v_new, update);
-    if (!Shape::kIsPlain && t_.at.v_new != nullptr) store_v_new(token, v_new);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) operand[i] = update[i];
-    out_limits_ = take_finite(operand);
-    pin(h_);
-    pin(out_);
-    pin(update);
-    pin(operand);
+    if (__builtin_expect(!is_finite, 0)) poison(v_new, limits_of(pairs));
+    pack(v_new, pairs);
+    if (!kIsPlain && t_.at.v_new != nullptr) store_v_new(item, block * kBlock, v_new);
+    pin(h_[0]);
+    pin(h_[1]);
+    pin(pairs);
     wgmma_fence();
-    wgmma_n128(h_, update, rest_ + at);
+    wgmma_n64(h_[0], pairs, rest_operand);
     wgmma_commit();
-    wgmma_n16(out_, operand, qk_ + at, 0);
+    wgmma_n64(h_[1], pairs, rest_operand + (BlockImage::kRestPanel >> 4));
     wgmma_commit();
-  }
-
-  // Ends the products that advance() left under way.
-  __device__ __forceinline__ void finish() {
-    wgmma_wait<1>();
-    pin(h_);
-    round_state();
+    clamp(pairs, operand);
+    float out[8];
+    pin(operand);
+    pin(out);
+    wgmma_fence();
+    wgmma_n16(out, operand, qk_operand, 0);
+    wgmma_commit();
+    if (block + 1 < blocks) {
+      if (!is_next_there) mbarrier_wait(stages_.full(kNext), next_parity);
+      load_values<kNext>();
+    }
+    const bool is_out_finite = all_finite(pairs);
+    wgmma_wait<2>();
+    pin(h_[0]);
+    round(h_[0], rounded_[0]);
     wgmma_wait<0>();
-    pin(out_);
-    float sum[8];
+    pin(h_[1]);
+    pin(out);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i] = out_[i] + out_of_state_[i];
-    poison(sum, out_limits_);
-    pack(sum, packed_out_);
+    for (int i = 0; i < 8; ++i) out[i] -= x[8 + i];
+    if (__builtin_expect(!is_out_finite, 0)) poison(out, limits_of(pairs));
+    pack(out, out_);
+    mbarrier_arrive(stages_.empty(kStage));
   }
 
-  // attn_out of the last finished block.
-  __device__ __forceinline__ void store_out() {
+  // attn_out of the block before `block`, if there is one.
+  __device__ __forceinline__ void store_out(int block) {
     __syncwarp();
     const int at = lane_ / 16 * 8 + lane_ % 8;
     const int half = (lane_ / 8 % 2) ^ (at / 4 % 2);
-    stmatrix4_transposed(exchange_ + static_cast<std::uint32_t>(at * 32 + half * 16), packed_out_);
+    const std::uint32_t exchange =
+        memory_ + static_cast<std::uint32_t>(Shape::kExchanges + warp_ * Shape::kExchangeBytes);
+    stmatrix4_transposed(exchange + static_cast<std::uint32_t>(at * 32 + half * 16), out_);
     __syncwarp();
     const int row = lane_ / 2;
-    const uint4 pairs =
-        load_shared<uint4>(exchange_ + static_cast<std::uint32_t>(row * 32 + ((lane_ % 2) ^ (row / 4 % 2)) * 16));
-    if (row < rows_left_) store_row(pairs);
-    out_at_ += out_step_;
-    rows_left_ -= kBlock;
+    const uint4 pieces =
+        load_shared<uint4>(exchange + static_cast<std::uint32_t>(row * 32 + ((lane_ % 2) ^ (row / 4 % 2)) * 16));
+    const int rows = block == 0 ? 0 : tokens_ - (block - 1) * kBlock;
+    if (row < rows) store_row(pieces);
+    out_at_ += kBlock * t_.attn_out.token;
   }
 
- private:
-  struct Limits {
-    int low = kBlock;
-    int high = kBlock;
-    bool is_any = false;  // in the warp
-  };
-
   // Descriptor units of 16 bytes to step k of the keys' and queries' 128 channels.
-  static constexpr std::uint64_t step(int k) { return (k / 4 * BlockImage::kPairPanel + k % 4 * 32) >> 4; }
+  static constexpr std::uint64_t channels(int k) { return (k / 4 * BlockImage::kPairPanel + k % 4 * 32) >> 4; }
 
-  __device__ __forceinline__ void store_row(const uint4& pairs) const {
-    if (Shape::kIsPlain) {
-      *reinterpret_cast<uint4*>(out_at_) = pairs;
+  __device__ __forceinline__ void store_row(const uint4& pieces) const {
+    if (kIsPlain) {
+      *reinterpret_cast<uint4*>(out_at_) = pieces;
       return;
     }
     const std::int64_t inner = t_.attn_out.inner;
-    const std::uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+    const std::uint32_t words[4] = {pieces.x, pieces.y, pieces.z, pieces.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       out_at_[2 * i * inner] = static_cast<std::uint16_t>(words[i]);
@@ -290,75 +374,67 @@ class HopperAdvancer {
   template <class F>
   __device__ __forceinline__ void for_state(const F& f) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) f(h_[i], i / 4 * 8 + 2 * c_ + i % 2, column_ + r_ + i / 2 % 2 * 8);
+    for (int i = 0; i < 64; ++i) {
+      f(h_[i / 32][i % 32], i / 4 * 8 + lane_ % 4 * 2 + i % 2, column() + lane_ / 4 + i / 2 % 2 * 8);
+    }
   }
 
   // f(element, token, column): the column within the warp's 16.
   template <class F>
   __device__ __forceinline__ void for_tokens(float (&x)[8], const F& f) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) f(x[i], i / 4 * 8 + 2 * c_ + i % 2, r_ + i / 2 % 2 * 8);
+    for (int i = 0; i < 8; ++i) f(x[i], i / 4 * 8 + lane_ % 4 * 2 + i % 2, lane_ / 4 + i / 2 % 2 * 8);
   }
 
-  static __device__ __forceinline__ void pack(const float (&x)[8], std::uint32_t (&pairs)[4]) {
+  static __device__ __forceinline__ void pack(const float* x, std::uint32_t (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) pairs[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
   }
 
-  static __device__ __forceinline__ void pack_rest(const float (&x)[8], const std::uint32_t (&pairs)[4],
+  static __device__ __forceinline__ void pack_rest(const float* x, const std::uint32_t (&pairs)[4],
                                                    std::uint32_t (&rest)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) rest[i] = pack_bf16(x[2 * i] - low_bf16(pairs[i]), x[2 * i + 1] - high_bf16(pairs[i]));
   }
 
-  static constexpr std::uint32_t kExponent = 0x7f80u;
-
-  static __device__ __forceinline__ void keep_finite(std::uint32_t (&pairs)[4]) {
+  static __device__ __forceinline__ void round(const float (&h)[32], std::uint32_t (&rounded)[16]) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int shift = i % 2 * 16;
-      if ((pairs[i / 2] >> shift & kExponent) == kExponent) pairs[i / 2] &= ~(0xffffu << shift);
+    for (int i = 0; i < 16; ++i) rounded[i] = pack_bf16(h[2 * i], h[2 * i + 1]);
+  }
+
+  // This lane's part of the decay of half the channels.
+  template <int kHalf>
+  __device__ __forceinline__ void load_decay(std::uint32_t stage, float (&decay)[16]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 d = load_shared<float4>(stage + static_cast<std::uint32_t>(BlockImage::kDecay + kHalf * 64 + i * 16 +
+                                                                              lane_ % 4 * BlockImage::kDecayPitch));
+      decay[4 * i] = d.x;
+      decay[4 * i + 1] = d.y;
+      decay[4 * i + 2] = d.z;
+      decay[4 * i + 3] = d.w;
     }
   }
 
-  __device__ __forceinline__ void round_state() {
+  static __device__ __forceinline__ void decay_state(float (&h)[32], const float (&decay)[16]) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) rounded_[i] = pack_bf16(h_[2 * i], h_[2 * i + 1]);
+    for (int i = 0; i < 32; ++i) h[i] *= decay[i / 4 * 2 + i % 2];
   }
 
-  __device__ __forceinline__ void decay_state(std::uint32_t decay) {
+  // What is not finite becomes the largest number, so that the zeros of a triangular matrix keep it from earlier tokens.
+  static __device__ __forceinline__ void clamp(const std::uint32_t (&from)[4], std::uint32_t (&to)[4]) {
 #pragma unroll
-    for (int tile = 0; tile < 16; ++tile) {
-      const float2 d = load_shared<float2>(decay + static_cast<std::uint32_t>((8 * tile + 2 * c_) * 4));
-      h_[4 * tile] *= d.x;
-      h_[4 * tile + 1] *= d.y;
-      h_[4 * tile + 2] *= d.x;
-      h_[4 * tile + 3] *= d.y;
+    for (int i = 0; i < 4; ++i) {
+      asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(from[i]), "r"(0x7f7f7f7fu));
     }
   }
 
-  // As in advance.cuh, but on what pack() made: sums of products under way may not be touched in a branch.
-  __device__ __forceinline__ Limits take_finite(std::uint32_t (&pairs)[4]) const {
-    Limits limits;
+  // Of the whole warp.
+  static __device__ __forceinline__ bool all_finite(const std::uint32_t (&pairs)[4]) {
     // 0 times a finite number is 0 of either sign.
     const std::uint32_t even = times_zero(pairs[0], times_zero(pairs[1], 0));
     const std::uint32_t odd = times_zero(pairs[2], times_zero(pairs[3], 0));
-    if (!__any_sync(0xffffffffu, ((even | odd) & 0x7fff7fffu) != 0)) return limits;
-    limits.is_any = true;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int shift = i % 2 * 16;
-      if ((pairs[i / 2] >> shift & kExponent) != kExponent) continue;
-      pairs[i / 2] &= ~(0xffffu << shift);
-      int& limit = i / 2 % 2 == 0 ? limits.low : limits.high;
-      limit = min(limit, i / 4 * 8 + 2 * c_ + i % 2);
-    }
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
-      limits.low = min(limits.low, __shfl_xor_sync(0xffffffffu, limits.low, step));
-      limits.high = min(limits.high, __shfl_xor_sync(0xffffffffu, limits.high, step));
-    }
-    return limits;
+    return __all_sync(kAllLanes, ((even | odd) & 0x7fff7fffu) == 0);
   }
 
   static __device__ __forceinline__ std::uint32_t times_zero(std::uint32_t pair, std::uint32_t sum) {
@@ -367,112 +443,69 @@ class HopperAdvancer {
     return r;
   }
 
+  // The first tokens of this lane's two columns that are not finite.
+  __device__ __forceinline__ Limits limits_of(const std::uint32_t (&pairs)[4]) const {
+    constexpr std::uint32_t kExponent = 0x7f80u;
+    Limits limits;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if ((pairs[i / 2] >> (i % 2 * 16) & kExponent) != kExponent) continue;
+      int& limit = i / 2 % 2 == 0 ? limits.low : limits.high;
+      limit = min(limit, i / 4 * 8 + lane_ % 4 * 2 + i % 2);
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+      limits.low = min(limits.low, __shfl_xor_sync(kAllLanes, limits.low, step));
+      limits.high = min(limits.high, __shfl_xor_sync(kAllLanes, limits.high, step));
+    }
+    return limits;
+  }
+
   __device__ __forceinline__ void poison(float (&x)[8], const Limits& limits) {
-    if (!limits.is_any) return;
     for_tokens(x, [&](float& value, int token, int column) {
       if (token >= (column < 8 ? limits.low : limits.high)) value = __uint_as_float(0x7fffffffu);
     });
   }
 
-  __device__ __forceinline__ void store_v_new(std::int64_t token, float (&x)[8]) {
+  __device__ __forceinline__ void store_v_new(const Item& item, int first, float (&x)[8]) {
     const RowStrides& s = t_.v_new;
     auto* to = static_cast<std::uint16_t*>(t_.at.v_new);
-    for_tokens(x, [&](float value, int at, int column) {
-      if (token + at >= item_.tokens) return;
-      to[row_of(s, item_, item_.head, token + at) + (column_ + column) * s.inner] = narrow(value, true);
+    for_tokens(x, [&](float value, int token, int local) {
+      if (first + token >= tokens_) return;
+      to[row_of(s, item, item.head, first + token) + (column() + local) * s.inner] = narrow(value, true);
     });
   }
 
   const ChunkKdaFwdTask& t_;
-  const Item& item_;
-  const int lane_;
-  const int r_;
-  const int c_;
-  const int local_column_;  // the warp's first, within the block of threads
-  const int column_;        // the same within the state
+  const HopperStages& stages_;
   const std::uint32_t memory_;
-  const std::uint32_t exchange_;
-  std::uint16_t* out_at_;  // of this lane's part of the next block to be written
-  const std::int64_t out_step_;
-  std::int64_t rows_left_;
-  const std::uint64_t pairs_, rest_, qk_, solve_;
-  float h_[64];
-  float x_[8];
-  float out_[8];  // of the block's own tokens
-  float out_of_state_[8];
-  std::uint32_t rounded_[32];
-  std::uint32_t packed_out_[4];
-  Limits out_limits_;
+  const int lane_;
+  const int warp_;
+  const int tokens_;
+  const int first_column_;
+  std::uint16_t* out_at_;  // of this lane's part of the block before the one in hand
+  float h_[2][32];         // of channels 0 to 63, and the rest
+  std::uint32_t rounded_[2][16];
+  std::uint32_t values_[4];  // v of the block in hand
+  std::uint32_t out_[4];     // attn_out of the block before
 };
 
-template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 2)
-    hopper_chain_kernel(const __grid_constant__ ChunkKdaFwdTask task) {
+template <bool kIsPlain>
+__global__ void __launch_bounds__(HopperChainShape::kThreads, 2)
+    hopper_chain_kernel(const __grid_constant__ ChunkKdaFwdTask task, const __grid_constant__ HopperValues values) {
   extern __shared__ __align__(1024) std::byte chain_memory[];
-  const std::uint32_t memory = shared_address(chain_memory);
-  const auto full = [=](int stage) { return memory + Shape::kBarriers + 8u * static_cast<std::uint32_t>(stage); };
-  const auto empty = [=](int stage) { return full(Shape::kStages + stage); };
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Shape::kStages; ++stage) {
-      mbarrier_init(full(stage), HopperLoader<Shape>::kArrivals);
-      mbarrier_init(empty(stage), 4);
-    }
-    mbarrier_init_fence();
-  }
+  const HopperStages stages{shared_address(chain_memory)};
+  stages.init();
   __syncthreads();
-
-  constexpr int kPanels = 128 / Shape::kColumns;
-  const std::int64_t index = blockIdx.x / kPanels;
-  const int first_column = static_cast<int>(blockIdx.x % kPanels) * Shape::kColumns;
-  const std::int64_t place = index / task.HV;
-  const std::int64_t n = task.is_packed ? task.sequences[place].longest : place;
-  const Item item = item_of(task, n, index % task.HV);
-  const int blocks = static_cast<int>((item.tokens + kBlock - 1) / kBlock);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-
-  if (warp == 4) {
-    HopperLoader<Shape> loader(task, item, memory, first_column);
-    int stage = 0;
-    std::uint32_t parity = 1;
-    for (int b = 0; b < blocks; ++b) {
-      if (b >= Shape::kStages) mbarrier_wait(empty(stage), parity);
-      loader.load(b, stage, full(stage));
-      if (++stage == Shape::kStages) {
-        stage = 0;
-        parity ^= 1;
-      }
-    }
-    return;
+  const unsigned rank = blockIdx.x / 2 / static_cast<unsigned>(task.HV);
+  const unsigned head = blockIdx.x / 2 - rank * static_cast<unsigned>(task.HV);
+  const int first_column = static_cast<int>(blockIdx.x % 2) * HopperChainShape::kColumns;
+  const Item item = item_of(task, task.is_packed ? task.sequences[rank].longest : rank, head);
+  if (threadIdx.x >= 128) {
+    HopperLoader(task, values, item, stages, first_column).run();
+  } else {
+    HopperAdvancer<kIsPlain>(task, item, stages, first_column).run(item);
   }
-
-  HopperAdvancer<Shape> advancer(task, item, memory, first_column, warp);
-  advancer.load_state();
-  const int blocks_per_chunk = task.C / kBlock;
-  int stage = 0;
-  std::uint32_t parity = 0;
-  if (blocks > 0) {
-    mbarrier_wait(full(0), 0);
-    advancer.load_values(0);
-  }
-  for (int b = 0; b < blocks; ++b) {
-    if (!Shape::kIsPlain && task.at.h != nullptr && b % blocks_per_chunk == 0) advancer.store_h(b / blocks_per_chunk);
-    advancer.advance(stage, static_cast<std::int64_t>(b) * kBlock);
-    int next = stage + 1;
-    if (next == Shape::kStages) {
-      next = 0;
-      parity ^= 1;
-    }
-    if (b + 1 < blocks) {
-      mbarrier_wait(full(next), parity);
-      advancer.load_values(next);
-    }
-    advancer.finish();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty(stage));
-    stage = next;
-  }
-  if (blocks > 0) advancer.store_out();
-  advancer.store_state();
 }
 
 }  // namespace kda::cuda

@@ -14,8 +14,10 @@ struct BlockImage {
   // [16,16] bf16, 32-byte swizzle; lower triangular.
   static constexpr int kQk = 12288;     // scale * sum_d q_i k_j E_ij
   static constexpr int kSolve = 12800;  // (I + A)^-1 diag(beta)
-  static constexpr int kDecay = 13312;  // [128] fp32: of the whole block
-  static constexpr int kBytes = 13824;
+  // fp32, of the whole block: [4][kDecayPitch bytes], row c the channels 8 n + 2 c and 8 n + 2 c + 1 of every n.
+  static constexpr int kDecay = 13312;
+  static constexpr int kDecayPitch = 144;
+  static constexpr int kBytes = kDecay + 4 * kDecayPitch;
 
   // Swizzled byte offsets: of 16-byte piece `piece` (0..15) of a row, given the bytes of a panel, and of an element of
   // a square.

@@ -1,11 +1,12 @@
 #pragma once
 
-// The first kernel of the Hopper path: everything about a block of 16 tokens that does not depend on the state. A warp
-// owns a block of one value head, a lane four of its 128 channels.
+// Everything about a block of 16 tokens that does not depend on the state. A warp owns a block of one value head: lanes
+// 0 to 15 its first eight rows, the others the rest, each lane eight adjacent channels. While it multiplies what it has
+// in shared memory, the next block is on its way to registers.
 //
-// With P_i the decay from the block's first row through row i, E_ij = P_i / P_j: one matrix product of (q P) with (k /
-// P) gives all pairs, as long as 1 / P and k / P are numbers that bf16 can hold. Whether they are is decided row by
-// row, from rows up to that one; from the first row on where they are not, pairs are computed one by one with running
+// With P_i the decay from the block's first row through row i, E_ij = P_i / P_j: products of q P and k P with k / P
+// give all pairs, as long as 1 / P and k / P are numbers that bf16 can hold. Whether they are is decided row by row,
+// from rows up to that one; from the first row on where they are not, pairs are computed one by one with running
 // products, which are at most 1.
 
 #include "chunk_kda_fwd/cuda/hopper_image.h"
@@ -15,6 +16,7 @@
 namespace kda::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
@@ -25,6 +27,12 @@ __device__ __forceinline__ float fast_exp2(float x) {
 __device__ __forceinline__ float fast_reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float fast_reciprocal_root(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -45,290 +53,546 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Floats between rows of A in shared memory.
-inline constexpr int kPairPitch = 20;
-
-// Element (i, j) of the scaled q k^T and of A = beta k k^T; 0 where they are.
-__device__ __forceinline__ void store_pair(std::uint32_t image, std::uint32_t pairs, int i, int j, float qk, float kk,
-                                           float beta) {
-  const float a = j < i ? beta * kk : 0.0f;
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(pairs + static_cast<std::uint32_t>((i * kPairPitch + j) * 4)), "f"(a)
-               : "memory");
-  asm volatile(
-      "st.shared.u16 [%0], %1;" ::"r"(image + static_cast<std::uint32_t>(BlockImage::kQk + BlockImage::square(i, j))),
-      "h"(narrow(j <= i ? qk : 0.0f, true))
-      : "memory");
-}
-
 __device__ __forceinline__ float4 widen_bf16(const uint2& pair) {
   return {low_bf16(pair.x), high_bf16(pair.x), low_bf16(pair.y), high_bf16(pair.y)};
 }
 
-// Rows of pairs from `first` on, each key carried down the rows. Apart from the kernel, and from memory again, so that
-// what is rare costs the rest no registers.
-template <class Preparer>
-__device__ __noinline__ void pair_by_pair(const ChunkKdaFwdTask& t, const Item& item, std::int64_t token,
-                                          std::uint32_t image, std::uint32_t pairs, float factor, float beta,
-                                          int first) {
-  constexpr unsigned kAll = 0xffffffffu;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int j = 0; j < kBlock; ++j) {
-    float4 key = times(widen_bf16(Preparer::load_row(t, item, t.at.k, t.k, item.key_head, token + j)),
-                       __shfl_sync(kAll, factor, kBlock + j));
-    for (int i = j; i < kBlock; ++i) {
-      if (i > j) key = times(key, Preparer::load_step(t, item, token + i));
-      if (i < first) continue;
-      const float4 q = widen_bf16(Preparer::load_row(t, item, t.at.q, t.q, item.key_head, token + i));
-      const float4 k = widen_bf16(Preparer::load_row(t, item, t.at.k, t.k, item.key_head, token + i));
-      const float qk = warp_sum(dot4(key, times(q, __shfl_sync(kAll, factor, i)), 0));
-      const float kk = warp_sum(dot4(key, times(k, __shfl_sync(kAll, factor, kBlock + i)), 0));
-      const float row_beta = __shfl_sync(kAll, beta, i);
-      if (lane == 0) store_pair(image, pairs, i, j, qk, kk, row_beta);
-    }
-  }
-  __syncwarp();
+// The same by other instructions: else the assembler takes them for one and keeps their results in registers, which are
+// short, from one use to the next.
+__device__ __forceinline__ float low_bf16_again(std::uint32_t pair) {
+  std::uint32_t r;
+  asm volatile("prmt.b32 %0, %1, 0, 0x1044;" : "=r"(r) : "r"(pair));
+  return __uint_as_float(r);
+}
+__device__ __forceinline__ float high_bf16_again(std::uint32_t pair) {
+  std::uint32_t r;
+  asm volatile("prmt.b32 %0, %1, 0, 0x3244;" : "=r"(r) : "r"(pair));
+  return __uint_as_float(r);
 }
 
-// kMode: what turns g into gates. kGateDtype: fp32 or bf16. kIsVector: rows of q, k and g are adjacent and aligned.
-template <GateMode kMode, Dtype kGateDtype, bool kIsVector>
-class HopperPreparer {
- public:
-  static constexpr int kWarps = 4;
-  static constexpr int kBytes = BlockImage::kBytes + kBlock * kPairPitch * 4;  // of shared memory, per warp
+// Eight adjacent channels.
+struct Eight {
+  float x[8];
 
-  __device__ HopperPreparer(const ChunkKdaFwdTask& task, const Item& item, std::int64_t block, std::uint32_t memory)
+  static __device__ __forceinline__ Eight of(const uint4& raw) {
+    return {low_bf16(raw.x), high_bf16(raw.x), low_bf16(raw.y), high_bf16(raw.y),
+            low_bf16(raw.z), high_bf16(raw.z), low_bf16(raw.w), high_bf16(raw.w)};
+  }
+  static __device__ __forceinline__ Eight again_of(const uint4& raw) {
+    return {low_bf16_again(raw.x), high_bf16_again(raw.x), low_bf16_again(raw.y), high_bf16_again(raw.y),
+            low_bf16_again(raw.z), high_bf16_again(raw.z), low_bf16_again(raw.w), high_bf16_again(raw.w)};
+  }
+  static __device__ __forceinline__ Eight all(float value) {
+    return {value, value, value, value, value, value, value, value};
+  }
+  __device__ __forceinline__ uint4 pack() const {
+    return {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
+  }
+};
+
+__device__ __forceinline__ Eight times(const Eight& a, const Eight& b) {
+  Eight r;
+#pragma unroll
+  for (int c = 0; c < 8; ++c) r.x[c] = a.x[c] * b.x[c];
+  return r;
+}
+
+__device__ __forceinline__ Eight times(const Eight& a, float b) { return times(a, Eight::all(b)); }
+
+// log2(1 + e^x), with relative accuracy down to where e^x vanishes.
+__device__ __forceinline__ float log2_softplus(float x) {
+  const float t = fast_exp2(-kLog2E * fabsf(x));
+  float log2;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"(1.0f + t));
+  const float series = kLog2E * t * fmaf(-t, fmaf(-t, fmaf(-t, 0.25f, 0.333333333f), 0.5f), 1.0f);
+  const float log_part = t < 0.03125f ? series : log2;
+  return x > 0 ? fmaf(kLog2E, x, log_part) : log_part;
+}
+
+// Floats between rows of A in shared memory.
+inline constexpr int kPairPitch = 20;
+
+// Pairs from the first row on that a matrix product cannot serve, and all of k_rest: each key carried down the rows.
+// Apart from the rest, and from memory again, so that what is rare costs the rest no registers. Lane l holds q's factor of row l in l < 16,
+// else k's of row l - 16, and beta of row l.
+template <Dtype kGateDtype>
+class PairByPair {
+ public:
+  __device__ PairByPair(const ChunkKdaFwdTask& task, const Item& item, std::int64_t token)
       : t_(task),
         item_(item),
-        token_(block * kBlock),
-        rows_(static_cast<int>(min(static_cast<std::int64_t>(kBlock), item.tokens - token_))),
-        image_(memory),
-        pairs_(memory + BlockImage::kBytes),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        channel_(4 * lane_) {}
+        token_(token),
+        channel_(static_cast<int>(threadIdx.x) % 32 * 4),
+        gate_(gate_of(task, item)),
+        bias_{bias_of(task, item, channel_), bias_of(task, item, channel_ + 1), bias_of(task, item, channel_ + 2),
+              bias_of(task, item, channel_ + 3)} {}
 
-  // This lane's channels of a row of q or k, and of a token's decay; neutral beyond the last token.
-  static __device__ __forceinline__ uint2 load_row(const ChunkKdaFwdTask& t, const Item& item, const void* data,
-                                                   const RowStrides& strides, std::int64_t head, std::int64_t token) {
-    if (token >= item.tokens) return {0, 0};
-    const std::int64_t at = row_of(strides, item, head, token) + lane_channel() * strides.inner;
-    const uint4 raw = load4(data, Dtype::kBFloat16, at, strides.inner, kIsVector);
-    return {raw.x, raw.y};
-  }
-  static __device__ __forceinline__ float4 load_step(const ChunkKdaFwdTask& t, const Item& item, std::int64_t token) {
-    if (token >= item.tokens) return {1, 1, 1, 1};
-    const int c = lane_channel();
-    const std::int64_t at = row_of(t.g, item, item.head, token) + c * t.g.inner;
-    const float4 g = widen4(load4(t.at.g, kGateDtype, at, t.g.inner, kIsVector), kGateDtype);
-    const Gate gate = gate_of(t, item);
-    return {fast_exp2(log2_gate(gate, g.x, bias_of(t, item, c))),
-            fast_exp2(log2_gate(gate, g.y, bias_of(t, item, c + 1))),
-            fast_exp2(log2_gate(gate, g.z, bias_of(t, item, c + 2))),
-            fast_exp2(log2_gate(gate, g.w, bias_of(t, item, c + 3)))};
-  }
-
-  __device__ __forceinline__ void run(std::byte* to) {
-    load();
-    normalise();
-    const int good_rows = decay_rows();
-    multiply();
-    __syncwarp();
-    if (good_rows < rows_) pair_by_pair<HopperPreparer>(t_, item_, token_, image_, pairs_, factor_, beta_, good_rows);
-    rest_rows();
-    __syncwarp();
-    invert();
-    async_proxy_fence();
-    __syncwarp();
-    if (lane_ == 0) {
-      bulk_store(to, image_, BlockImage::kBytes);
-      bulk_store_wait();
+  __device__ void run(std::uint32_t image, std::uint32_t pairs, float factor, float beta) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first = first_row();
+    for (int j = 0; j < kBlock; ++j) {
+      float4 key = times(row(t_.at.k, t_.k, j), __shfl_sync(kAllLanes, factor, kBlock + j));
+      for (int i = j; i < kBlock; ++i) {
+        if (i > j) key = times(key, step(i));
+        if (i < first) continue;
+        const float4 q = times(row(t_.at.q, t_.q, i), __shfl_sync(kAllLanes, factor, i));
+        const float4 k = times(row(t_.at.k, t_.k, i), __shfl_sync(kAllLanes, factor, kBlock + i));
+        const float qk = warp_sum(dot4(key, q, 0));
+        const float kk = warp_sum(dot4(key, k, 0)) * __shfl_sync(kAllLanes, beta, i);
+        if (lane != 0) continue;
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(
+                         image + static_cast<std::uint32_t>(BlockImage::kQk + BlockImage::square(i, j))),
+                     "h"(narrow(qk, true))
+                     : "memory");
+        store_shared(pairs + static_cast<std::uint32_t>((i * kPairPitch + j) * 4), __float_as_uint(j < i ? kk : 0.0f));
+      }
+      store_shared(image + static_cast<std::uint32_t>(
+                               BlockImage::kRest + BlockImage::row(j, lane / 2, BlockImage::kRestPanel) + lane % 2 * 8),
+                   pack_bf16(key.x, key.y), pack_bf16(key.z, key.w));
     }
+    __syncwarp();
   }
 
  private:
-  static __device__ __forceinline__ int lane_channel() { return static_cast<int>(threadIdx.x) % 32 * 4; }
-
-  // Byte offset of a row's four channels of this lane.
-  __device__ __forceinline__ int at(int row, int panel_bytes) const {
-    return BlockImage::row(row, lane_ / 2, panel_bytes) + lane_ % 2 * 8;
+  // The first row that a matrix product cannot serve, with room for another rounding than when its need was noticed.
+  __device__ int first_row() const {
+    float4 product{1, 1, 1, 1};
+    for (int i = 0; i < kBlock; ++i) {
+      product = times(product, step(i));
+      const float4 k = row(t_.at.k, t_.k, i);
+      const auto in_range = [](float p) { return p > 0x1.ffp-121f && p < 0x1p120f; };
+      const auto is_large = [](float x) { return fabsf(x) > 64; };
+      bool is_good = in_range(product.x) && in_range(product.y) && in_range(product.z) && in_range(product.w);
+      if (!t_.qk_l2norm && (is_large(k.x) || is_large(k.y) || is_large(k.z) || is_large(k.w))) is_good = false;
+      if (__any_sync(kAllLanes, !is_good)) return i;
+    }
+    return kBlock;
   }
 
-  // q_, k_, beta_; step_ = exp(gate); the block's decay = exp(sum of the gates). What the gates are made from is asked
-  // for first, as it is needed first.
-  __device__ __forceinline__ void load() {
-    constexpr int kHeld = kGateDtype == Dtype::kFloat32 ? 8 : 16;  // rows of g
-    const std::int64_t g = row_of(t_.g, item_, item_.head, token_) + channel_ * t_.g.inner;
-    uint4 raw[kHeld];
-    load_gates(g, 0, raw);
-    const Gate gate = gate_of(t_, item_);
-    const float4 bias = {bias_of(t_, item_, channel_), bias_of(t_, item_, channel_ + 1),
-                         bias_of(t_, item_, channel_ + 2), bias_of(t_, item_, channel_ + 3)};
-    load_rows();
-    beta_ = lane_ < rows_ ? beta_of(t_, item_, token_ + lane_) : 0.0f;
-    float4 sum{0, 0, 0, 0};
-#pragma unroll
-    for (int first = 0; first < kBlock; first += kHeld) {
-      if (first > 0) load_gates(g, first, raw);
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const float4 x = widen4(raw[i], kGateDtype);
-        float4 log2_step{0, 0, 0, 0};
-        if (first + i < rows_) {
-          log2_step = {log2_gate(gate, x.x, bias.x), log2_gate(gate, x.y, bias.y), log2_gate(gate, x.z, bias.z),
-                       log2_gate(gate, x.w, bias.w)};
-        }
-        sum = {sum.x + log2_step.x, sum.y + log2_step.y, sum.z + log2_step.z, sum.w + log2_step.w};
-        step_[first + i] = {fast_exp2(log2_step.x), fast_exp2(log2_step.y), fast_exp2(log2_step.z),
-                            fast_exp2(log2_step.w)};
+  __device__ float4 row(const void* data, const RowStrides& strides, int i) const {
+    if (token_ + i >= item_.tokens) return {0, 0, 0, 0};
+    const std::int64_t at = row_of(strides, item_, item_.key_head, token_ + i) + channel_ * strides.inner;
+    return widen4(load4(data, Dtype::kBFloat16, at, strides.inner, false), Dtype::kBFloat16);
+  }
+
+  __device__ float4 step(int i) const {
+    if (token_ + i >= item_.tokens) return {1, 1, 1, 1};
+    const std::int64_t at = row_of(t_.g, item_, item_.head, token_ + i) + channel_ * t_.g.inner;
+    const float4 g = widen4(load4(t_.at.g, kGateDtype, at, t_.g.inner, false), kGateDtype);
+    return {step(g.x, bias_.x), step(g.y, bias_.y), step(g.z, bias_.z), step(g.w, bias_.w)};
+  }
+
+  __device__ float step(float g, float bias) const {
+    if (gate_.mode == GateMode::kSoftplus) return fast_exp2(-gate_.factor * log2_softplus(g + bias));
+    if (gate_.mode == GateMode::kActivated) return fast_exp2(kLog2E * g);
+    const float x = gate_.factor * (g + bias);
+    return fast_exp2(gate_.lower_bound * kLog2E * fast_reciprocal(1.0f + fast_exp2(-kLog2E * x)));
+  }
+
+  const ChunkKdaFwdTask& t_;
+  const Item& item_;
+  const std::int64_t token_;
+  const int channel_;
+  const Gate gate_;
+  const float4 bias_;
+};
+
+// A warp that makes images. kMode: what turns g into gates. kGateDtype: fp32 or bf16. kIsVector: rows of q, k and g are
+// adjacent, and aligned to 16 bytes.
+template <GateMode kMode, Dtype kGateDtype, bool kIsVector>
+class HopperPreparer {
+ public:
+  static constexpr int kBeta = BlockImage::kBytes;  // [16] fp32
+  static constexpr int kFactor = kBeta + 64;        // [32] fp32: of rows of q, then of k
+  static constexpr int kScratch = 14336;            // k / P, then A
+  static_assert(kFactor + 128 <= kScratch);
+  static constexpr int kBytes = kScratch + 4096;  // of shared memory, per warp
+  static constexpr int kWarps = 4;
+  static constexpr int kBlocks = 3;  // of threads on a multiprocessor
+
+  __device__ HopperPreparer(const ChunkKdaFwdTask& task, std::uint32_t memory)
+      : t_(task), image_(memory), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  // Blocks `first`, `first + step`, ... of all sequences and heads together.
+  __device__ void run(unsigned first, unsigned step) {
+    const auto count = static_cast<unsigned>(t_.blocks * t_.HV);
+    if (first >= count) return;
+    fetch(first);
+    for (unsigned index = first; index < count; index += step) {
+      forget();
+      load_small();
+      activate();
+      copies_wait();
+      forget();
+      normalise();
+      forget();
+      const bool is_good = settle();
+      forget();
+      if (index + step < count) fetch(index + step);
+      forget();
+      __syncwarp();
+      multiply();
+      forget();
+      if (!is_good) pair_by_pair(t_, index, image_);
+      __syncwarp();
+      invert();
+      async_proxy_fence();
+      __syncwarp();
+      if (lane_ == 0) {
+        bulk_store(t_.images + static_cast<std::uint64_t>(index) * BlockImage::kBytes, image_, BlockImage::kBytes);
+        bulk_store_commit();
       }
     }
-    const float4 decay = {fast_exp2(sum.x), fast_exp2(sum.y), fast_exp2(sum.z), fast_exp2(sum.w)};
-    store_shared(image_ + BlockImage::kDecay + 16 * lane_, __float_as_uint(decay.x), __float_as_uint(decay.y));
-    store_shared(image_ + BlockImage::kDecay + 16 * lane_ + 8, __float_as_uint(decay.z), __float_as_uint(decay.w));
+    if (lane_ == 0) bulk_store_wait();
   }
 
-  template <int kHeld>
-  __device__ __forceinline__ void load_gates(std::int64_t g, int first, uint4 (&raw)[kHeld]) const {
+ private:
+  __device__ __forceinline__ int half() const { return lane_ / 16; }
+  __device__ __forceinline__ int channel() const { return lane_ % 16 * 8; }  // first of eight
+
+  // What a lane knows of a block: Dtype decides how many words a row's gates take.
+  static constexpr int kGateWords = kGateDtype == Dtype::kFloat32 ? 2 : 1;
+
+  struct Block {
+    Item item;
+    std::int64_t token;  // its first
+  };
+
+  static __device__ __forceinline__ Block block_of(const ChunkKdaFwdTask& t, unsigned index) {
+    const unsigned block = divide(index, t.by_heads);
+    const unsigned head = index - block * t.by_heads.divisor;
+    const std::int64_t n =
+        t.is_packed ? sequence_at(t, &PackedSequence::first_block, block) : divide(block, t.by_blocks);
+    const Item item = item_of(t, n, head);
+    return {item, (block - item.first_block) * kBlock};
+  }
+
+  // Starts the loads of a block.
+  __device__ __forceinline__ void fetch(unsigned index) {
+    const Block block = block_of(t_, index);
+    load(block.item, block.token);
+  }
+
+  __device__ __forceinline__ void load(const Item& item, std::int64_t token) {
+    rows_ = static_cast<int>(min(static_cast<std::int64_t>(kBlock), item.tokens - token)) - 8 * half();
+    const std::int64_t first = token + 8 * half();
+    const std::int64_t g = row_of(t_.g, item, item.head, first) + channel() * t_.g.inner;
+    const std::int64_t k = row_of(t_.k, item, item.key_head, first) + channel() * t_.k.inner;
+    queries_ =
+        static_cast<const std::uint16_t*>(t_.at.q) + row_of(t_.q, item, item.key_head, first) + channel() * t_.q.inner;
+    load_rows<kGateWords>(t_.at.g, g, t_.g, g_);
+    load_rows<1>(t_.at.k, k, t_.k, k_);
+    item_head_ = static_cast<int>(item.head);
+    beta_at_ = row_of(t_.beta, item, item.head, token + lane_ % kBlock);
+  }
+
+  // What is small is loaded when it is needed: registers to hold it meanwhile would be short.
+  __device__ __forceinline__ void load_small() {
+    A_log_ = t_.at.A_log == nullptr ? 0.0f : t_.at.A_log[item_head_ * t_.A_log_stride];
+    if (t_.at.dt_bias != nullptr) {
+      const float* bias = t_.at.dt_bias + (item_head_ * 128 + channel()) * t_.dt_bias_stride;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      raw[i] = {0, 0, 0, 0};
-      if (first + i < rows_) raw[i] = load4(t_.at.g, kGateDtype, g + (first + i) * t_.g.token, t_.g.inner, kIsVector);
-    }
-  }
-
-  __device__ __forceinline__ void load_rows() {
-    const std::int64_t q = row_of(t_.q, item_, item_.key_head, token_) + channel_ * t_.q.inner;
-    const std::int64_t k = row_of(t_.k, item_, item_.key_head, token_) + channel_ * t_.k.inner;
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      q_[i] = k_[i] = {0, 0};
-      if (i >= rows_) continue;
-      const uint4 q_raw = load4(t_.at.q, Dtype::kBFloat16, q + i * t_.q.token, t_.q.inner, kIsVector);
-      const uint4 k_raw = load4(t_.at.k, Dtype::kBFloat16, k + i * t_.k.token, t_.k.inner, kIsVector);
-      q_[i] = {q_raw.x, q_raw.y};
-      k_[i] = {k_raw.x, k_raw.y};
-    }
-  }
-
-  // The gate in base 2.
-  static __device__ __forceinline__ float log2_gate(const Gate& gate, float g, float bias) {
-    if constexpr (kMode == GateMode::kBounded) {
-      const float x = gate.factor * (g + bias);
-      return gate.lower_bound * kLog2E * fast_reciprocal(1.0f + fast_exp2(-kLog2E * x));
-    } else if constexpr (kMode == GateMode::kSoftplus) {
-      return -gate.factor * log2_softplus(g + bias);
+      for (int c = 0; c < 8; ++c) bias_[c] = bias[c * t_.dt_bias_stride];
     } else {
-      return kLog2E * g;
-    }
-  }
-
-  // log2(1 + e^x), with relative accuracy down to where e^x vanishes.
-  static __device__ __forceinline__ float log2_softplus(float x) {
-    const float t = fast_exp2(-kLog2E * fabsf(x));
-    float log2;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"(1.0f + t));
-    const float series = kLog2E * t * fmaf(-t, fmaf(-t, fmaf(-t, 0.25f, 0.333333333f), 0.5f), 1.0f);
-    const float log_part = t < 0.03125f ? series : log2;
-    return x > 0 ? fmaf(kLog2E, x, log_part) : log_part;
-  }
-
-  // Factors of the rows of q and k; lane l holds q's of row l in l < 16, else k's of row l - 16.
-  __device__ __forceinline__ void normalise() {
-    factor_ = lane_ < kBlock ? t_.scale : 1.0f;
-    if (!t_.qk_l2norm) return;
-    float squares[32];
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      squares[i] = dot4(widen_bf16(q_[i]), widen_bf16(q_[i]), 0);
-      squares[kBlock + i] = dot4(widen_bf16(k_[i]), widen_bf16(k_[i]), 0);
+      for (int c = 0; c < 8; ++c) bias_[c] = 0;
     }
-    factor_ *= 1.0f / sqrtf(transposed_sum<16>(squares, lane_) + 1e-6f);
+    raw_beta_ = 0;
+    if (lane_ < kBlock && lane_ < rows_) {
+      if (t_.beta_dtype == Dtype::kFloat32) {
+        raw_beta_ = static_cast<const std::uint32_t*>(t_.at.beta)[beta_at_];
+      } else {
+        raw_beta_ = static_cast<const std::uint16_t*>(t_.at.beta)[beta_at_];
+      }
+    }
   }
 
-  __device__ __forceinline__ float q_factor(int row) const { return __shfl_sync(0xffffffffu, factor_, row); }
-  __device__ __forceinline__ float k_factor(int row) const { return __shfl_sync(0xffffffffu, factor_, kBlock + row); }
-
-  template <int kOffset>
-  __device__ __forceinline__ void store_row(int row, const float4& x) const {
-    constexpr int kPanel = kOffset == BlockImage::kRest ? BlockImage::kRestPanel : BlockImage::kPairPanel;
-    store_shared(image_ + kOffset + at(row, kPanel), pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
-  }
-
-  // NaN counts.
-  static __device__ __forceinline__ bool is_large(const float4& x) {
-    constexpr float kLargest = 0x1p120f;
-    return !(fabsf(x.x) < kLargest && fabsf(x.y) < kLargest && fabsf(x.z) < kLargest && fabsf(x.w) < kLargest);
-  }
-
-  // q P, k P and, where k_rest will be, k / P. Returns the number of rows before the first one that the latter cannot
-  // serve.
-  __device__ __forceinline__ int decay_rows() {
-    float4 product{1, 1, 1, 1};
-    int good = kBlock;
+  // This lane's part of eight rows, kWords pieces of 16 bytes each; zero beyond the last token.
+  template <int kWords>
+  __device__ __forceinline__ void load_rows(const void* data, std::int64_t first, const RowStrides& strides,
+                                            uint4 (&raw)[8 * kWords]) const {
+    constexpr int kElementBytes = 2 * kWords;
+    const auto* from = static_cast<const std::byte*>(data) + first * kElementBytes;
+    const std::int64_t step = strides.token * kElementBytes;
+    if (kIsVector && rows_ >= 8) {
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      product = times(product, step_[i]);
-      const float4 k = times(widen_bf16(k_[i]), k_factor(i));
-      store_row<BlockImage::kQueries>(i, times(times(widen_bf16(q_[i]), q_factor(i)), product));
-      store_row<BlockImage::kKeys>(i, times(k, product));
-      const float4 inverse = {fast_reciprocal(product.x), fast_reciprocal(product.y), fast_reciprocal(product.z),
-                              fast_reciprocal(product.w)};
-      const float4 quotient = times(k, inverse);
-      if (is_large(quotient) || is_large(inverse)) good = min(good, i);
-      const bool is_good = i < good;
-      store_row<BlockImage::kRest>(i, is_good ? quotient : float4{0, 0, 0, 0});
+      for (int i = 0; i < 8; ++i, from += step) {
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) raw[i * kWords + w] = __ldg(reinterpret_cast<const uint4*>(from) + w);
+      }
+      return;
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i, from += step) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        uint4& to = raw[i * kWords + w];
+        to = {0, 0, 0, 0};
+        if (i >= rows_) continue;
+        if constexpr (kWords == 1) {
+          to = gather(reinterpret_cast<const std::uint16_t*>(from), strides.inner);
+        } else {
+          const auto* words = reinterpret_cast<const std::uint32_t*>(from) + 4 * w * strides.inner;
+          to = {words[0], words[strides.inner], words[2 * strides.inner], words[3 * strides.inner]};
+        }
+      }
+    }
+  }
+
+  // Eight 16-bit elements, `step` apart.
+  static __device__ __forceinline__ uint4 gather(const std::uint16_t* from, std::int64_t step) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      words[n] = from[2 * n * step] | static_cast<std::uint32_t>(from[(2 * n + 1) * step]) << 16;
+    }
+    return {words[0], words[1], words[2], words[3]};
+  }
+
+  // Copies q to where q P will be; each lane what it will read itself.
+  __device__ __forceinline__ void load_queries() const {
+    if (lane_ == 0) bulk_store_wait_read();
     __syncwarp();
-    return __reduce_min_sync(0xffffffffu, good);
+    const std::uint16_t* from = queries_;
+#pragma unroll
+    for (int i = 0; i < 8; ++i, from += t_.q.token) {
+      const std::uint32_t to = at(i, BlockImage::kPairPanel) + BlockImage::kQueries;
+      if (kIsVector && i < rows_) {
+        copy_async16(to, from);
+      } else {
+        store_shared(to, i < rows_ ? gather(from, t_.q.inner) : uint4{0, 0, 0, 0});
+      }
+    }
   }
 
+  __device__ __forceinline__ Eight gates_of(int i) const {
+    if constexpr (kGateWords == 1) {
+      return Eight::of(g_[i]);
+    } else {
+      const uint4 a = g_[2 * i];
+      const uint4 b = g_[2 * i + 1];
+      return {__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(a.z), __uint_as_float(a.w),
+              __uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w)};
+    }
+  }
+
+  // step_ = exp(gate); decay_ of the block. gate(g, bias): the gate in base 2 over `scale`. Asks for q meanwhile.
+  template <class F>
+  __device__ __forceinline__ void activate(float scale, const F& gate) {
+    Eight sum = Eight::all(0);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i == 1) load_queries();
+      const Eight g = gates_of(i);
+      const float factor = i < rows_ ? scale : 0.0f;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const float log2 = factor * gate(g.x[c], bias_[c]);
+        sum.x[c] += log2;
+        step_[i].x[c] = fast_exp2(log2);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float low = sum.x[c];
+      const float high = sum.x[4 + c];
+      decay_[c] = fast_exp2((half() == 0 ? low : high) + __shfl_xor_sync(kAllLanes, half() == 0 ? high : low, 16));
+    }
+  }
+
+  __device__ __forceinline__ void activate() {
+    const float factor = t_.at.A_log == nullptr ? 1.0f : bounded_exp(A_log_);
+    is_good_ = true;
+    if constexpr (kMode == GateMode::kBounded) {
+      constexpr float kTame = 0x1p32f;  // so that factor * g + factor * bias is factor * (g + bias)
+      bool is_tame = factor < kTame;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) is_tame = is_tame && fabsf(bias_[c]) < kTame;
+      if (__all_sync(kAllLanes, is_tame)) {
+        const float rate = -kLog2E * factor;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) bias_[c] *= rate;
+        activate(t_.lower_bound * kLog2E,
+                 [&](float g, float bias) { return fast_reciprocal(1.0f + fast_exp2(fmaf(g, rate, bias))); });
+      } else {
+        activate(t_.lower_bound * kLog2E, [&](float g, float bias) {
+          return fast_reciprocal(1.0f + fast_exp2(-kLog2E * (factor * (g + bias))));
+        });
+      }
+    } else if constexpr (kMode == GateMode::kSoftplus) {
+      activate(-factor, [&](float g, float bias) { return log2_softplus(g + bias); });
+    } else {
+      float most = 0;
+      activate(kLog2E, [&](float g, float) {
+        most = fmaxf(most, g);
+        return g;
+      });
+      is_good_ = most <= 0;
+    }
+    const float beta = __uint_as_float(t_.beta_dtype == Dtype::kFloat32 ? raw_beta_ : raw_beta_ << 16);
+    beta_ = beta;
+    if (t_.beta_activation != BetaActivation::kNone && lane_ < kBlock) {
+      const float t = fast_exp2(-kLog2E * fabsf(beta));
+      const float whole = t_.beta_activation == BetaActivation::kSigmoid ? 1.0f : 2.0f;
+      beta_ = whole * (beta < 0 ? t : 1.0f) * fast_reciprocal(1.0f + t);
+    }
+  }
+
+  // Factors of the rows of q and k: of its half's rows, lane 16 h + l holds q's of row l in l < 8, else k's of row
+  // l - 8.
+  __device__ __forceinline__ void normalise() {
+    factor_ = lane_ % 16 < 8 ? t_.scale : 1.0f;
+    if (!t_.qk_l2norm) {
+      float most = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const Eight k = Eight::of(k_[i]);
+#pragma unroll
+        for (int c = 0; c < 8; ++c) most = fmaxf(most, fabsf(k.x[c]));
+      }
+      is_good_ = is_good_ && most <= 64;
+      return;
+    }
+    float squares[16];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const Eight q = query(i);
+      const Eight k = Eight::of(k_[i]);
+      squares[i] = squares[8 + i] = 0;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        squares[i] = fmaf(q.x[c], q.x[c], squares[i]);
+        squares[8 + i] = fmaf(k.x[c], k.x[c], squares[8 + i]);
+      }
+    }
+    factor_ *= fast_reciprocal_root(transposed_sum<8>(squares, lane_) + 1e-6f);
+  }
+
+  // Registers are short: between stages the compiler shall forget what it can compute again, such as addresses. What
+  // it puts into local memory instead comes back behind the loads that are under way.
+  __device__ __forceinline__ void forget() {
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane_));
+    asm volatile("" : "+r"(image_));
+  }
+
+  __device__ __forceinline__ Eight query(int i) const {
+    return Eight::of(load_shared<uint4>(at(i, BlockImage::kPairPanel) + BlockImage::kQueries));
+  }
+
+  __device__ __forceinline__ float q_factor(int i) const { return __shfl_sync(kAllLanes, factor_, i, 16); }
+  __device__ __forceinline__ float k_factor(int i) const { return __shfl_sync(kAllLanes, factor_, 8 + i, 16); }
+
+  // Where this lane's piece of its row i lies in an image's array of the given panels.
+  __device__ __forceinline__ std::uint32_t at(int i, int panel_bytes) const {
+    const int piece = lane_ % 16;
+    return image_ + static_cast<std::uint32_t>(piece / 8 * panel_bytes + half() * 1024 + i * 128 +
+                                               ((piece % 8 * 16) ^ (i * 16)));
+  }
+
+  // Stores everything but pairs: q P, k P, k / P, k_rest, the decay. Returns whether k / P can serve all rows.
+  __device__ __forceinline__ bool settle() const {
+    Eight total = step_[0];  // of this half, then of the block
+#pragma unroll
+    for (int i = 1; i < 8; ++i) total = times(total, step_[i]);
+    Eight product;  // from the block's first row on
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      const float other = __shfl_xor_sync(kAllLanes, total.x[c], 16);
+      product.x[c] = half() == 0 ? 1.0f : other;
+      total.x[c] *= other;
+    }
+    bool is_good = is_good_;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) is_good = is_good && total.x[c] > 0x1p-120f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      product = times(product, step_[i]);
+      const std::uint32_t pair_at = at(i, BlockImage::kPairPanel);
+      const std::uint32_t rest_at = at(i, BlockImage::kRestPanel);
+      store_shared(pair_at + BlockImage::kQueries, times(times(query(i), q_factor(i)), product).pack());
+      const Eight k = times(Eight::again_of(k_[i]), k_factor(i));
+      store_shared(pair_at + BlockImage::kKeys, times(k, product).pack());
+      Eight quotient;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) quotient.x[c] = k.x[c] * fast_reciprocal(product.x[c]);
+      store_shared(rest_at + kScratch, quotient.pack());
+      store_shared(rest_at + BlockImage::kRest, times(quotient, total).pack());
+    }
+    if (lane_ < kBlock) store_shared(image_ + static_cast<std::uint32_t>(kBeta + 4 * lane_), __float_as_uint(beta_));
+    // Lane 16 h + l holds the factor of row 8 h + l of q in l < 8, else of row 8 h + l - 8 of k.
+    store_shared(image_ + static_cast<std::uint32_t>(kFactor + lane_ / 8 % 2 * 64 + half() * 32 + lane_ % 8 * 4),
+                 __float_as_uint(factor_));
+    const std::uint32_t decay_at =
+        image_ + static_cast<std::uint32_t>(BlockImage::kDecay + 2 * half() * BlockImage::kDecayPitch + channel());
+    store_shared(decay_at, __float_as_uint(decay_[0]), __float_as_uint(decay_[1]));
+    store_shared(decay_at + BlockImage::kDecayPitch, __float_as_uint(decay_[2]), __float_as_uint(decay_[3]));
+    return __all_sync(kAllLanes, is_good);
+  }
+
+  // Rows of q and of k share a product: rows 0 to 7 or 8 to 15 of q, then the same rows of k.
   __device__ __forceinline__ void multiply() const {
-    float qk[2][4] = {};
-    float kk[2][4] = {};
-    const int a_row = lane_ % 16;
-    const int b_row = lane_ % 8 + lane_ / 16 * 8;
+    float upper[4] = {};     // rows 0 to 7, keys 0 to 7
+    float lower[2][4] = {};  // rows 8 to 15, all keys
+    const int row = lane_ % 8;
+    const std::uint32_t a_at =
+        image_ +
+        static_cast<std::uint32_t>((lane_ / 8 % 2 == 0 ? BlockImage::kQueries : BlockImage::kKeys) + row * 128);
+    const std::uint32_t b_at = image_ + static_cast<std::uint32_t>(kScratch + (row + lane_ / 16 * 8) * 128);
+    const int a_piece = (lane_ / 16) ^ row;
+    const int b_piece = (lane_ / 8 % 2) ^ row;
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-      std::uint32_t q[4];
-      std::uint32_t k[4];
+      std::uint32_t a[4];
+      std::uint32_t a_next[4];
       std::uint32_t b[4];
-      const int a_at = BlockImage::row(a_row, 2 * step + lane_ / 16, BlockImage::kPairPanel);
-      ldmatrix4(image_ + BlockImage::kQueries + a_at, q);
-      ldmatrix4(image_ + BlockImage::kKeys + a_at, k);
-      ldmatrix4(image_ + BlockImage::kRest + BlockImage::row(b_row, 2 * step + lane_ / 8 % 2, BlockImage::kRestPanel),
-                b);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        mma_bf16(qk[n], q, b[2 * n], b[2 * n + 1]);
-        mma_bf16(kk[n], k, b[2 * n], b[2 * n + 1]);
-      }
+      const auto a_step =
+          static_cast<std::uint32_t>(step / 4 * BlockImage::kPairPanel + ((a_piece ^ (step % 4 * 2)) * 16));
+      const auto b_step =
+          static_cast<std::uint32_t>(step / 4 * BlockImage::kRestPanel + ((b_piece ^ (step % 4 * 2)) * 16));
+      ldmatrix4(a_at + a_step, a);
+      ldmatrix4(a_at + a_step + 1024, a_next);
+      ldmatrix4(b_at + b_step, b);
+      mma_bf16(upper, a, b[0], b[1]);
+      mma_bf16(lower[0], a_next, b[0], b[1]);
+      mma_bf16(lower[1], a_next, b[2], b[3]);
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = lane_ / 4 + 8 * half;
-      const float beta = __shfl_sync(0xffffffffu, beta_, i);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          store_pair(image_, pairs_, i, 8 * n + 2 * (lane_ % 4) + e, qk[n][2 * half + e], kk[n][2 * half + e], beta);
-        }
-      }
-    }
+    __syncwarp();
+    const int i = lane_ / 4;
+    const int j = lane_ % 4 * 2;
+    const float beta_upper = load_shared<float>(image_ + static_cast<std::uint32_t>(kBeta + 4 * i));
+    const float beta_lower = load_shared<float>(image_ + static_cast<std::uint32_t>(kBeta + 32 + 4 * i));
+    store_queries(i, j, j <= i ? upper[0] : 0.0f, j < i ? upper[1] : 0.0f);
+    store_queries(i, 8 + j, 0, 0);
+    store_queries(8 + i, j, lower[0][0], lower[0][1]);
+    store_queries(8 + i, 8 + j, j <= i ? lower[1][0] : 0.0f, j < i ? lower[1][1] : 0.0f);
+    store_keys(i, j, beta_upper, j < i ? upper[2] : 0.0f, j + 1 < i ? upper[3] : 0.0f);
+    store_keys(8 + i, j, beta_lower, lower[0][2], lower[0][3]);
+    store_keys(8 + i, 8 + j, beta_lower, j < i ? lower[1][2] : 0.0f, j + 1 < i ? lower[1][3] : 0.0f);
   }
 
-  __device__ __forceinline__ void rest_rows() const {
-    float4 product{1, 1, 1, 1};
-#pragma unroll
-    for (int i = kBlock - 1; i >= 0; --i) {
-      store_row<BlockImage::kRest>(i, times(times(widen_bf16(k_[i]), k_factor(i)), product));
-      product = times(product, step_[i]);
-    }
+  __device__ __forceinline__ void store_queries(int i, int j, float x, float next) const {
+    store_shared(image_ + static_cast<std::uint32_t>(BlockImage::kQk + BlockImage::square(i, j)), pack_bf16(x, next));
+  }
+  __device__ __forceinline__ void store_keys(int i, int j, float beta, float x, float next) const {
+    store_shared(image_ + static_cast<std::uint32_t>(kScratch + (i * kPairPitch + j) * 4), __float_as_uint(beta * x),
+                 __float_as_uint(beta * next));
+  }
+
+  // Not a member: what it is called with stays in registers.
+  static __device__ __noinline__ void pair_by_pair(const ChunkKdaFwdTask& t, unsigned index, std::uint32_t image) {
+    __syncwarp();
+    const Block block = block_of(t, index);
+    const auto lane = threadIdx.x % 32;
+    const float factor = load_shared<float>(image + kFactor + 4 * lane);
+    const float beta = load_shared<float>(image + kBeta + 4 * (lane % kBlock));
+    PairByPair<kGateDtype>(t, block.item, block.token).run(image, image + kScratch, factor, beta);
   }
 
   // Forward substitution; a lane has a column.
   __device__ __forceinline__ void invert() const {
     const int column = lane_ % kBlock;
-    const float beta = __shfl_sync(0xffffffffu, beta_, column);
+    const float column_beta = load_shared<float>(image_ + static_cast<std::uint32_t>(kBeta + 4 * column));
+    const std::uint32_t pairs = image_ + kScratch;
     float x[kBlock];
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
@@ -336,7 +600,7 @@ class HopperPreparer {
       float odd = 0;
 #pragma unroll
       for (int j = 0; j < i; j += 4) {
-        const float4 a = load_shared<float4>(pairs_ + (i * kPairPitch + j) * 4);
+        const float4 a = load_shared<float4>(pairs + static_cast<std::uint32_t>((i * kPairPitch + j) * 4));
         even = fmaf(-a.x, x[j], even);
         if (j + 1 < i) odd = fmaf(-a.y, x[j + 1], odd);
         if (j + 2 < i) even = fmaf(-a.z, x[j + 2], even);
@@ -344,45 +608,52 @@ class HopperPreparer {
       }
       x[i] = even + odd;
     }
-    if (lane_ >= kBlock) return;
+    // Each half of the lanes stores half the rows.
+    const int first = 8 * half();
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(image_ + BlockImage::kSolve + BlockImage::square(i, column)),
-                   "h"(narrow(i < column ? 0.0f : x[i] * beta, true))
+    for (int i = 0; i < 8; ++i) {
+      const float value = half() == 0 ? x[i] : x[8 + i];
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(
+                       image_ + static_cast<std::uint32_t>(BlockImage::kSolve + square_at(first, i, column))),
+                   "h"(narrow(first + i < column ? 0.0f : value * column_beta, true))
                    : "memory");
     }
   }
 
+  // BlockImage::square(first + i, column), first 0 or 8.
+  static __device__ __forceinline__ int square_at(int first, int i, int column) {
+    return first * 32 + i * 32 + ((column * 2) ^ (i / 4 * 16));
+  }
+
   const ChunkKdaFwdTask& t_;
-  const Item& item_;
-  const std::int64_t token_;
-  const int rows_;
-  const std::uint32_t image_;
-  const std::uint32_t pairs_;  // [16][kPairPitch] A
-  const int lane_;
-  const int channel_;
-  uint2 q_[kBlock];
-  uint2 k_[kBlock];
-  float4 step_[kBlock];
+  std::uint32_t image_;
+  int lane_;
+
+  // Of the block that is on its way, then of the block in hand.
+  int rows_ = 0;  // valid rows of this lane's eight: not above 0 if none is
+  const std::uint16_t* queries_ = nullptr;
+  uint4 k_[8];
+  uint4 g_[8 * kGateWords];
+  float bias_[8];
+  std::int64_t beta_at_ = 0;
+  int item_head_ = 0;
+  float A_log_ = 0;
+  std::uint32_t raw_beta_ = 0;
+
+  Eight step_[8];
+  float decay_[4];  // of the channels that this lane stores
   float beta_ = 0;  // of row `lane`
   float factor_ = 1;
+  bool is_good_ = true;
 };
 
 template <class Preparer>
-__global__ void __launch_bounds__(32 * Preparer::kWarps, 3)
+__global__ void __launch_bounds__(32 * Preparer::kWarps, Preparer::kBlocks)
     hopper_prepare_kernel(const __grid_constant__ ChunkKdaFwdTask task) {
   extern __shared__ __align__(1024) std::byte prepare_memory[];
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * Preparer::kWarps + warp;
-  if (index >= task.blocks * task.HV) return;
-  const std::int64_t block = index / task.HV;
-  const std::int64_t blocks_per_sequence = (task.T + kBlock - 1) / kBlock;
-  const std::int64_t n =
-      task.is_packed ? sequence_at(task, &PackedSequence::first_block, block) : block / blocks_per_sequence;
-  const Item item = item_of(task, n, index % task.HV);
-  Preparer preparer(task, item, block - item.first_block,
-                    shared_address(prepare_memory) + static_cast<std::uint32_t>(warp * Preparer::kBytes));
-  preparer.run(task.images + index * BlockImage::kBytes);
+  const unsigned warp = threadIdx.x / 32;
+  Preparer(task, shared_address(prepare_memory) + warp * Preparer::kBytes)
+      .run(Preparer::kWarps * blockIdx.x + warp, Preparer::kWarps * gridDim.x);
 }
 
 }  // namespace kda::cuda

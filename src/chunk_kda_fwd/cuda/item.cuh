@@ -21,9 +21,18 @@ struct Item {
 };
 
 __device__ __forceinline__ Item item_of(const ChunkKdaFwdTask& t, std::int64_t n, std::int64_t head) {
-  if (!t.is_packed) return {n, n, 0, t.T, 0, n * ((t.T + kBlock - 1) / kBlock), head, head / t.group};
+  const auto key_head = static_cast<std::int64_t>(static_cast<unsigned>(head) / static_cast<unsigned>(t.group));
+  if (!t.is_packed) return {n, n, 0, t.T, 0, n * ((t.T + kBlock - 1) / kBlock), head, key_head};
   const PackedSequence s = t.sequences[n];
-  return {n, 0, s.first_token, s.tokens, s.first_chunk, s.first_block, head, head / t.group};
+  return {n, 0, s.first_token, s.tokens, s.first_chunk, s.first_block, head, key_head};
+}
+
+__device__ __forceinline__ int blocks_of(const Item& item) {
+  return static_cast<int>((item.tokens + kBlock - 1) / kBlock);
+}
+
+__device__ __forceinline__ unsigned divide(unsigned x, const Divisor& by) {
+  return __umulhi(2 * x, by.multiplier) >> by.shift;
 }
 
 __device__ __forceinline__ std::int64_t row_of(const RowStrides& strides, const Item& item, std::int64_t head,

@@ -51,6 +51,15 @@ std::vector<PackedSequence> packed_sequences(const ChunkKdaFwdProblem& p) {
   return table;
 }
 
+Divisor divisor(std::int64_t by) {
+  Divisor d;
+  if (by < 1) return d;
+  d.divisor = static_cast<std::uint32_t>(by);
+  while ((std::uint64_t{1} << d.shift) < d.divisor) ++d.shift;
+  d.multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + d.shift)) + d.divisor - 1) / d.divisor);
+  return d;
+}
+
 ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
   ChunkKdaFwdTask t{};
   t.device = p.device.index;
@@ -69,7 +78,7 @@ ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device)
   t.beta_activation = p.beta_activation;
   t.qk_l2norm = p.qk_l2norm;
   t.is_packed = p.is_packed();
-  t.vector_inputs = steps_by(p.q, 4) && steps_by(p.k, 4) && steps_by(p.g, 4) && steps_by(p.v, 8);
+  t.vector_inputs = steps_by(p.q, 8) && steps_by(p.k, 8) && steps_by(p.g, 8) && steps_by(p.v, 8);
   t.vector_outputs = steps_by(p.attn_out, 8);
   t.scale = p.scale;
   t.lower_bound = p.lower_bound;
@@ -98,7 +107,10 @@ ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device)
   t.panels = (t.V + widest - 1) / widest;
   t.is_hopper = takes_hopper_path(p, device);
   for (std::int64_t n = 0; n < (p.is_packed() ? p.dims.N : 1); ++n) t.blocks += ceil_div(p.sequence(n).tokens, kBlock);
+  t.by_heads = divisor(t.HV);
+  t.by_blocks = divisor(t.blocks);
   if (!p.is_packed()) t.blocks *= p.dims.N;
+  t.multiprocessors = device.multiprocessors;
   return t;
 }
 

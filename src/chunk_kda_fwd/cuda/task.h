@@ -19,6 +19,13 @@ struct PackedSequence {
   std::int64_t longest;
 };
 
+// Divides by a number that is known beforehand; dividends are below 2^31.
+struct Divisor {
+  std::uint32_t divisor = 1;
+  std::uint32_t multiplier = 0x80000000u;  // 2^(31 + shift) / divisor, rounded up
+  std::uint32_t shift = 0;                 // 2^shift is at least divisor
+};
+
 struct ChunkKdaFwdTask {
   ChunkKdaFwdPointers at;
   int device;
@@ -41,9 +48,12 @@ struct ChunkKdaFwdTask {
   RowStrides attn_out, gk, Aqk, Akk, w, u, qg, kg, v_new;
   StateStrides final_state, h;
 
-  int panels;                            // blocks of threads that share the columns of one state
-  bool is_hopper;                        // the path for K = V = 128 in bf16 on Hopper
-  std::int64_t blocks;                   // of 16 tokens, of all sequences together
+  int panels;           // blocks of threads that share the columns of one state
+  bool is_hopper;       // the path for K = V = 128 in bf16 on Hopper
+  std::int64_t blocks;  // of 16 tokens, of all sequences together
+  Divisor by_heads;     // HV
+  Divisor by_blocks;    // blocks of a sequence, when dense
+  int multiprocessors;
   std::byte* images;                     // device memory, [blocks,HV] BlockImage; null unless is_hopper
   PackedSequence* sequences;             // device memory, [N]; null when dense
   const PackedSequence* host_sequences;  // what goes there
