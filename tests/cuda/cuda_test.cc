@@ -9,6 +9,7 @@
 #include "cuda/device_call.h"
 #include "support/case_inputs.h"
 #include "support/compare.h"
+#include "support/expect.h"
 #include "support/run_case.h"
 
 namespace kda::testing {
@@ -88,6 +89,21 @@ TEST(CudaGrid, MoreStatesThan65535) {
   const auto expected = reference::chunk_kda_fwd(inputs.tensors, inputs.attributes, /*intermediates=*/false);
   EXPECT_LE(relative_error(result.values(kFinalState), expected.final_state), 2e-3);
   EXPECT_LE(relative_error(result.values(kAttnOut), expected.attn_out), 4e-3);
+}
+
+// More blocks of tokens than warps prepare at the same time, and more states than there are multiprocessors.
+TEST(CudaGrid, MoreBlocksThanWarps) {
+  OpCase c;
+  c.name = "states";
+  c.dtype = Dtype::kBFloat16;
+  c.B = 3;
+  c.T = 150;
+  c.H = c.HV = 64;
+  c.initial_state = true;
+  expect_case_within_bounds(c, all_outputs());
+  c.B = 1;
+  c.cu_seqlens = std::vector<std::int64_t>{0, 70, 70, 150};
+  expect_case_within_bounds(c, OutputSet().set(kAttnOut).set(kFinalState));
 }
 
 TEST(CudaPlan, RefusesADeviceThatIsNotThere) {
