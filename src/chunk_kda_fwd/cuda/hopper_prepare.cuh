@@ -53,10 +53,6 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ float4 widen_bf16(const uint2& pair) {
-  return {low_bf16(pair.x), high_bf16(pair.x), low_bf16(pair.y), high_bf16(pair.y)};
-}
-
 // The same by other instructions: else the assembler takes them for one and keeps their results in registers, which are
 // short, from one use to the next.
 __device__ __forceinline__ float low_bf16_again(std::uint32_t pair) {
@@ -250,7 +246,7 @@ class HopperPreparer {
   __device__ __forceinline__ int half() const { return lane_ / 16; }
   __device__ __forceinline__ int channel() const { return lane_ % 16 * 8; }  // first of eight
 
-  // What a lane knows of a block: Dtype decides how many words a row's gates take.
+  // Pieces of 16 bytes in a lane's gates of a row.
   static constexpr int kGateWords = kGateDtype == Dtype::kFloat32 ? 2 : 1;
 
   struct Block {
