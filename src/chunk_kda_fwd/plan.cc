@@ -6,7 +6,7 @@
 #include "chunk_kda_fwd/problem.h"
 #include "core/planning.h"
 #include "core/workspace.h"
-#include "cuda/loader.h"
+#include "kda/device.h"
 
 namespace kda {
 namespace {
@@ -97,7 +97,7 @@ void chunk_kda_fwd(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdOutputs& ou
   const ChunkKdaFwdPlan plan(inputs, outputs, attributes, options);
   const std::size_t bytes = plan.workspace_bytes();
   if (inputs.q.device.type == DeviceType::kCuda) {
-    const cuda::DeviceMemory memory(kChunkKdaFwdName, inputs.q.device, bytes);
+    const DeviceMemory memory(inputs.q.device, bytes, kChunkKdaFwdName);
     return plan.execute(inputs, outputs, {memory.data(), bytes});
   }
   const std::string name =

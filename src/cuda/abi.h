@@ -9,11 +9,13 @@
 
 namespace kda {
 struct ChunkKdaFwdTask;
+struct KdaGateTask;
+struct KdaGateCumsumTask;
 }  // namespace kda
 
 namespace kda::cuda {
 
-inline constexpr std::uint32_t kAbiVersion = 1;
+inline constexpr std::uint32_t kAbiVersion = 2;
 inline constexpr const char* kEntryName = "kda_cuda_entry";
 
 struct Failure {
@@ -39,8 +41,13 @@ struct Api {
   bool (*allocate)(int device, std::size_t bytes, void** data, Failure* failure);
   // Waits for the device first.
   bool (*release)(int device, void* data, Failure* failure);
-  // Puts the launches of one execution on the stream.
+  // Between the host and a device, either way.
+  bool (*copy)(int device, void* to, const void* from, std::size_t bytes, Failure* failure);
+  bool (*synchronize)(int device, void* stream, Failure* failure);
+  // Put the launches of one execution on the stream.
   bool (*chunk_kda_fwd)(const ChunkKdaFwdTask& task, void* stream, Failure* failure);
+  bool (*kda_gate)(const KdaGateTask& task, void* stream, Failure* failure);
+  bool (*kda_gate_cumsum)(const KdaGateCumsumTask& task, void* stream, Failure* failure);
 };
 
 using Entry = const Api*();

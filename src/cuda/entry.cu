@@ -6,6 +6,8 @@
 #include "chunk_kda_fwd/cuda/launch.h"
 #include "cuda/abi.h"
 #include "cuda/runtime.cuh"
+#include "kda_gate/cuda/launch.h"
+#include "kda_gate_cumsum/cuda/launch.h"
 
 namespace kda::cuda {
 namespace {
@@ -37,7 +39,28 @@ bool release(int device, void* data, Failure* failure) {
          succeeded(cudaFree(data), "cudaFree", failure);
 }
 
-constexpr Api kApi = {kAbiVersion, KDA_VERSION, count_devices, describe, allocate, release, launch_chunk_kda_fwd};
+bool copy(int device, void* to, const void* from, std::size_t bytes, Failure* failure) {
+  const DeviceGuard guard(device, failure);
+  return guard.is_set() && succeeded(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy", failure);
+}
+
+bool synchronize(int device, void* stream, Failure* failure) {
+  const DeviceGuard guard(device, failure);
+  return guard.is_set() &&
+         succeeded(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "cudaStreamSynchronize", failure);
+}
+
+constexpr Api kApi = {.abi_version = kAbiVersion,
+                      .library_version = KDA_VERSION,
+                      .count_devices = count_devices,
+                      .describe = describe,
+                      .allocate = allocate,
+                      .release = release,
+                      .copy = copy,
+                      .synchronize = synchronize,
+                      .chunk_kda_fwd = launch_chunk_kda_fwd,
+                      .kda_gate = launch_kda_gate,
+                      .kda_gate_cumsum = launch_kda_gate_cumsum};
 
 }  // namespace
 }  // namespace kda::cuda

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <map>
+#include <mutex>
 
 #include "kda/status.h"
 
@@ -49,6 +51,10 @@ const Library& library() {
   return loaded;
 }
 
+std::string capability_of(const DeviceInfo& info) {
+  return std::to_string(info.major) + "." + std::to_string(info.minor);
+}
+
 }  // namespace
 
 void fail(std::string_view op, const Failure& failure) {
@@ -64,10 +70,23 @@ const Api& api(std::string_view op) {
 }
 
 DeviceInfo describe(std::string_view op, const Device& device) {
+  static std::mutex mutex;
+  static std::map<int, DeviceInfo> known;
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(device.index); found != known.end()) return found->second;
   DeviceInfo info;
   Failure failure;
   if (!api(op).describe(device.index, &info, &failure)) fail(op, failure);
+  known.emplace(device.index, info);
   return info;
+}
+
+void require_device(std::string_view op, const Device& device) {
+  const DeviceInfo info = describe(op, device);
+  if (info.major >= 8) return;
+  throw Error(ErrorKind::kUnavailable, std::string(op) +
+                                           ": cuda: expected a GPU of compute capability 8.0 or newer, got " +
+                                           info.name + ", " + capability_of(info));
 }
 
 BackendInfo backend_info() {
@@ -80,20 +99,8 @@ BackendInfo backend_info() {
     return {"cuda", false, failure.message};
   }
   return {"cuda", true,
-          std::string(info.name) + ", compute capability " + std::to_string(info.major) + "." +
-              std::to_string(info.minor) + (count > 1 ? ", " + std::to_string(count) + " devices" : "")};
-}
-
-DeviceMemory::DeviceMemory(std::string_view op, const Device& device, std::size_t bytes)
-    : api_(&api(op)), device_(device.index) {
-  if (bytes == 0) return;
-  Failure failure;
-  if (!api_->allocate(device_, bytes, &data_, &failure)) fail(op, failure);
-}
-
-DeviceMemory::~DeviceMemory() {
-  Failure failure;
-  if (data_ != nullptr) static_cast<void>(api_->release(device_, data_, &failure));
+          std::string(info.name) + ", compute capability " + capability_of(info) +
+              (count > 1 ? ", " + std::to_string(count) + " devices" : "")};
 }
 
 }  // namespace kda::cuda

@@ -28,4 +28,8 @@ namespace cpu {
 [[nodiscard]] std::unique_ptr<KdaGateKernel> make_kda_gate(const KdaGateProblem& problem, const PlanOptions& options);
 }  // namespace cpu
 
+namespace cuda {
+[[nodiscard]] std::unique_ptr<KdaGateKernel> make_kda_gate(const KdaGateProblem& problem, const PlanOptions& options);
+}  // namespace cuda
+
 }  // namespace kda

@@ -11,6 +11,7 @@ using MakeKernel = std::unique_ptr<KdaGateKernel>(const KdaGateProblem&, const P
 
 constexpr std::array kBackends{
     Backend<MakeKernel>{"cpu", DeviceType::kCpu, cpu::make_kda_gate},
+    Backend<MakeKernel>{"cuda", DeviceType::kCuda, cuda::make_kda_gate},
 };
 
 }  // namespace

@@ -29,4 +29,9 @@ namespace cpu {
                                                                         const PlanOptions& options);
 }  // namespace cpu
 
+namespace cuda {
+[[nodiscard]] std::unique_ptr<KdaGateCumsumKernel> make_kda_gate_cumsum(const KdaGateCumsumProblem& problem,
+                                                                        const PlanOptions& options);
+}  // namespace cuda
+
 }  // namespace kda

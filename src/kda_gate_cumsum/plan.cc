@@ -11,6 +11,7 @@ using MakeKernel = std::unique_ptr<KdaGateCumsumKernel>(const KdaGateCumsumProbl
 
 constexpr std::array kBackends{
     Backend<MakeKernel>{"cpu", DeviceType::kCpu, cpu::make_kda_gate_cumsum},
+    Backend<MakeKernel>{"cuda", DeviceType::kCuda, cuda::make_kda_gate_cumsum},
 };
 
 }  // namespace

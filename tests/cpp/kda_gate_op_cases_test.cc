@@ -14,7 +14,7 @@ class GateCumsumCases : public ::testing::TestWithParam<GateCumsumCase> {};
 
 TEST_P(GateCases, MeetsItsBounds) {
   const GateCall call(GetParam());
-  kda_gate(call.inputs, call.out, call.attributes);
+  execute_gate(call.inputs, call.out, call.attributes, {});
   for (const GateScore& score : score(call.out, reference::kda_gate(call.inputs, call.attributes))) {
     EXPECT_TRUE(score.ok()) << score.name << ": error " << score.error << ", bound " << score.bound;
   }
@@ -22,7 +22,7 @@ TEST_P(GateCases, MeetsItsBounds) {
 
 TEST_P(GateCumsumCases, MeetsItsBounds) {
   const GateCumsumCall call(GetParam());
-  kda_gate_cumsum(call.inputs, call.gk, call.attributes);
+  execute_gate_cumsum(call.inputs, call.gk, call.attributes, {});
   const std::vector<double> actual(call.output.begin(), call.output.end());
   EXPECT_LE(relative_error(actual, reference::kda_gate_cumsum(call.inputs, call.attributes)), 1e-5);
 }

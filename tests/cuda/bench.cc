@@ -1,5 +1,5 @@
-// Times chunk_kda_fwd on device 0: graph replays between events, median of several. Prints a table, and JSON lines to a
-// file.
+// Times chunk_kda_fwd (graph replays between events, median of several) and kda_gate (launches between events, beside
+// copies of as many bytes) on device 0. Prints tables, and JSON lines to a file.
 //
 //     kda_cuda_bench [JSON FILE [PART OF A CASE'S NAME]]
 
@@ -14,6 +14,7 @@
 
 #include "kda/chunk_kda_fwd.h"
 #include "kda/info.h"
+#include "kda/kda_gate.h"
 
 namespace {
 
@@ -170,30 +171,101 @@ double time_plan(const BenchCase& c, const Random& random, bool all_outputs) {
   return median(times);
 }
 
+// Two events and what lies between them.
+class Stopwatch {
+ public:
+  Stopwatch() {
+    check(cudaEventCreate(&begin_), "event");
+    check(cudaEventCreate(&end_), "event");
+  }
+  ~Stopwatch() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  // Milliseconds of one f(), the median of `repeats` after `warm_up`.
+  template <class F>
+  double time(int warm_up, int repeats, const F& f) {
+    std::vector<float> times;
+    for (int i = 0; i < warm_up + repeats; ++i) {
+      check(cudaEventRecord(begin_), "event");
+      f();
+      check(cudaEventRecord(end_), "event");
+      check(cudaEventSynchronize(end_), "event");
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, begin_, end_), "event");
+      if (i >= warm_up) times.push_back(ms);
+    }
+    return median(times);
+  }
+
+ private:
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+struct GateTimes {
+  double gate_ms;
+  double copy_ms;  // of a copy that reads and writes as many bytes in all
+  double bytes;
+};
+
+GateTimes time_gate(std::int64_t T, Dtype out_dtype, bool is_bounded, const Random& random) {
+  constexpr std::int64_t kHeads = 16, kChannels = 128;
+  DeviceTensors tensors;
+  KdaGateInputs in;
+  in.g = tensors.make(Dtype::kBFloat16, {T, kHeads, kChannels});
+  in.A_log = tensors.make(Dtype::kFloat32, {kHeads});
+  in.dt_bias = tensors.make(Dtype::kFloat32, {kHeads * kChannels});
+  random.fill(in.g.data, in.g.dtype, in.g.numel(), -5, 3);
+  random.fill(in.A_log.data, in.A_log.dtype, in.A_log.numel(), -0.5, 0.5);
+  random.fill(in.dt_bias.data, in.dt_bias.dtype, in.dt_bias.numel(), -0.5, 0.5);
+  const TensorView out = tensors.make(out_dtype, {T, kHeads, kChannels});
+  KdaGateAttributes attributes;
+  if (is_bounded) attributes.lower_bound = -5.0;
+  const KdaGatePlan plan(in, out, attributes);
+  const std::size_t bytes = static_cast<std::size_t>(out.numel()) * (size_of(in.g.dtype) + size_of(out_dtype));
+  void* from = tensors.make(Dtype::kBFloat16, {static_cast<std::int64_t>(bytes / 4)}).data;
+  void* to = tensors.make(Dtype::kBFloat16, {static_cast<std::int64_t>(bytes / 4)}).data;
+  Stopwatch stopwatch;
+  GateTimes times{};
+  times.bytes = static_cast<double>(bytes);
+  times.gate_ms = stopwatch.time(10, 100, [&] { plan.execute(in, out); });
+  times.copy_ms =
+      stopwatch.time(10, 100, [&] { check(cudaMemcpyAsync(to, from, bytes / 2, cudaMemcpyDeviceToDevice), "copy"); });
+  return times;
+}
+
+void bench_gates(const Random& random, std::FILE* json, const std::string& wanted) {
+  std::printf("\n%-42s %9s %9s %9s %9s\n", "bf16 in, H 16, D 128", "ms", "copy ms", "GB/s", "of copy");
+  for (const std::int64_t T : {std::int64_t{131072}, std::int64_t{2048}}) {
+    for (const Dtype out_dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
+      for (const bool is_bounded : {false, true}) {
+        const std::string name = "kda_gate T " + std::to_string(T) + ", out " + std::string(name_of(out_dtype)) +
+                                 (is_bounded ? ", bounded" : ", softplus");
+        if (name.find(wanted) == std::string::npos) continue;
+        const GateTimes t = time_gate(T, out_dtype, is_bounded, random);
+        const double rate = t.bytes / t.gate_ms * 1e-6;
+        std::printf("%-42s %9.4f %9.4f %9.0f %9.3f\n", name.c_str(), t.gate_ms, t.copy_ms, rate, t.copy_ms / t.gate_ms);
+        if (json == nullptr) continue;
+        std::fprintf(json, "{\"case\": \"%s\", \"ms\": %.5f, \"copy_ms\": %.5f, \"gb_s\": %.0f}\n", name.c_str(),
+                     t.gate_ms, t.copy_ms, rate);
+      }
+    }
+  }
+}
+
 // Gigabytes per second, read and written, of a copy within the device.
 double copy_rate() {
-  constexpr std::size_t kBytes = std::size_t{2} << 30;
-  void* from = nullptr;
-  void* to = nullptr;
-  check(cudaMalloc(&from, kBytes), "copy");
-  check(cudaMalloc(&to, kBytes), "copy");
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  cudaEventCreate(&begin);
-  cudaEventCreate(&end);
-  std::vector<float> times;
-  for (int i = 0; i < 7; ++i) {
-    cudaEventRecord(begin);
-    check(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDeviceToDevice), "copy");
-    cudaEventRecord(end);
-    check(cudaDeviceSynchronize(), "copy");
-    float ms = 0;
-    cudaEventElapsedTime(&ms, begin, end);
-    times.push_back(ms);
-  }
-  cudaFree(from);
-  cudaFree(to);
-  return 2.0 * kBytes / median(times) * 1e-6;
+  constexpr std::int64_t kBytes = std::int64_t{2} << 30;
+  DeviceTensors tensors;
+  void* from = tensors.make(Dtype::kBFloat16, {kBytes / 2}).data;
+  void* to = tensors.make(Dtype::kBFloat16, {kBytes / 2}).data;
+  const double ms =
+      Stopwatch().time(1, 7, [&] { check(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDeviceToDevice), "copy"); });
+  return 2.0 * kBytes / ms * 1e-6;
 }
 
 }  // namespace
@@ -220,6 +292,7 @@ int main(int argc, char** argv) {
   std::printf("%s, copy %.0f GB/s\n%-22s %9s %9s %9s %9s\n", device.c_str(), rate, "case", "ms", "FlashKDA", "FLA",
               "floor");
   const Random random;
+  const std::string wanted = argc > 2 ? argv[2] : "";
   const auto report = [&](const std::string& name, const BenchCase& c, double ms) {
     std::printf("%-22s %9.4f %9.3f %9.3f %9.3f\n", name.c_str(), ms, c.flashkda_ms, c.fla_ms, c.floor_ms);
     std::fflush(stdout);
@@ -230,12 +303,12 @@ int main(int argc, char** argv) {
         "%.3f, \"floor_ms\": %.3f}\n",
         device.c_str(), rate, name.c_str(), ms, c.flashkda_ms, c.fla_ms, c.floor_ms);
   };
-  const std::string wanted = argc > 2 ? argv[2] : "";
   const auto time = [&](const std::string& name, const BenchCase& c, bool all_outputs) {
     if (name.find(wanted) != std::string::npos) report(name, c, time_plan(c, random, all_outputs));
   };
   for (const BenchCase& c : cases) time(c.name, c, /*all_outputs=*/false);
   time("T8192_H96 all outputs", cases[0], /*all_outputs=*/true);
+  bench_gates(random, json, wanted);
   if (json != nullptr) std::fclose(json);
   return 0;
 }

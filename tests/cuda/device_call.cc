@@ -113,4 +113,36 @@ std::string execute_on_device(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwd
   return std::string(plan.backend());
 }
 
+namespace {
+
+// Runs execute(inputs, out) on copies of everything and brings the output back.
+template <typename Inputs, typename Function>
+void execute_gates(const Inputs& inputs, const TensorView& out, const Function& execute) {
+  Inputs copies = inputs;
+  for (TensorView* view : {&copies.g, &copies.A_log, &copies.dt_bias}) {
+    if (view->present()) *view = to_device(*view);
+  }
+  const TensorView copy = to_device(out);
+  execute(copies, copy);
+  check_cuda(cudaDeviceSynchronize(), "execution");
+  to_host(copy, out);
+  if (!DeviceArena::instance().reset()) throw std::runtime_error("guard bytes were overwritten");
+}
+
+}  // namespace
+
+void execute_gate_on_device(const KdaGateInputs& inputs, const TensorView& out, const KdaGateAttributes& attributes,
+                            const PlanOptions& options) {
+  execute_gates(inputs, out, [&](const KdaGateInputs& on_device, const TensorView& to) {
+    kda_gate(on_device, to, attributes, options);
+  });
+}
+
+void execute_gate_cumsum_on_device(const KdaGateCumsumInputs& inputs, const TensorView& gk,
+                                   const KdaGateCumsumAttributes& attributes, const PlanOptions& options) {
+  execute_gates(inputs, gk, [&](const KdaGateCumsumInputs& on_device, const TensorView& to) {
+    kda_gate_cumsum(on_device, to, attributes, options);
+  });
+}
+
 }  // namespace kda::testing

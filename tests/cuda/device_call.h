@@ -6,6 +6,8 @@
 #include <string>
 
 #include "kda/chunk_kda_fwd.h"
+#include "kda/kda_gate.h"
+#include "kda/kda_gate_cumsum.h"
 
 namespace kda::testing {
 
@@ -32,6 +34,12 @@ void to_host(const TensorView& device, const TensorView& host);
 // An Execute (support/run_case.h).
 std::string execute_on_device(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdOutputs& outputs,
                               const ChunkKdaFwdAttributes& attributes, const PlanOptions& options, bool& untouched);
+
+// ExecuteGate and ExecuteGateCumsum (support/gate_cases.h).
+void execute_gate_on_device(const KdaGateInputs& inputs, const TensorView& out, const KdaGateAttributes& attributes,
+                            const PlanOptions& options);
+void execute_gate_cumsum_on_device(const KdaGateCumsumInputs& inputs, const TensorView& gk,
+                                   const KdaGateCumsumAttributes& attributes, const PlanOptions& options);
 
 // The inputs and outputs of a call on the device.
 struct DeviceCall {

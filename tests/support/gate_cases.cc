@@ -143,6 +143,10 @@ std::vector<float> make_dt_bias(std::uint64_t seed, std::int64_t count) {
 
 }  // namespace
 
+ExecuteGate* execute_gate = kda_gate;
+ExecuteGateCumsum* execute_gate_cumsum = kda_gate_cumsum;
+double gate_ulps = 0;
+
 std::vector<GateCase> load_gate_cases(const std::filesystem::path& file) { return load_cases<GateCase>(file); }
 
 std::vector<GateCumsumCase> load_gate_cumsum_cases(const std::filesystem::path& file) {

@@ -77,6 +77,17 @@ struct GateCumsumCall {
   GateCumsumCall& operator=(const GateCumsumCall&) = delete;
 };
 
+// What tests of results call. On the CPU the operators themselves; the tests of another device put their own here.
+using ExecuteGate = void(const KdaGateInputs& inputs, const TensorView& out, const KdaGateAttributes& attributes,
+                         const PlanOptions& options);
+using ExecuteGateCumsum = void(const KdaGateCumsumInputs& inputs, const TensorView& gk,
+                               const KdaGateCumsumAttributes& attributes, const PlanOptions& options);
+extern ExecuteGate* execute_gate;
+extern ExecuteGateCumsum* execute_gate_cumsum;
+
+// How many ulp a gate may be off on that device.
+extern double gate_ulps;
+
 // A score of kda_gate and its bound.
 struct GateScore {
   const char* name;

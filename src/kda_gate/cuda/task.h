@@ -1,0 +1,22 @@
+#pragma once
+
+// One execution of kda_gate as the kernel reads it: plain data, passed to it by value.
+
+#include <type_traits>
+
+#include "kda_gate/problem.h"
+
+namespace kda {
+
+struct KdaGateTask {
+  KdaGateProblem problem;
+  KdaGatePointers at;
+  // One axis before H and D, and eight adjacent channels that can be read and written at a time if the data is aligned
+  // too.
+  bool is_vector;
+  int multiprocessors;  // of the device
+};
+
+static_assert(std::is_trivially_copyable_v<KdaGateTask>);
+
+}  // namespace kda
