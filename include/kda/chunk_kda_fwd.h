@@ -8,7 +8,8 @@
 //
 //     B batch, T tokens (of all sequences together when cu_seqlens is given), H query/key heads, HV value heads,
 //     K key dim, V value dim, C chunk_size, N sequences (B, or 1 in rank-3 layouts, or len(cu_seqlens) - 1),
-//     NC chunks (ceil(T/C) per dense sequence; sum over sequences of ceil(T_n/C) with cu_seqlens)
+//     NC chunks (ceil(T/C) per dense sequence; sum over sequences of ceil(T_n/C) with cu_seqlens; max_chunks where
+//     cu_seqlens is on a GPU)
 //
 // Value head j reads query/key head j / (HV/H). Legal: K and V multiples of 16 in 16..256, 0 < H <= HV <= 128, HV % H
 // == 0.
@@ -46,6 +47,10 @@ struct ChunkKdaFwdInputs {
   TensorView A_log{};          // [HV]        fp32; required when use_gate_in_kernel
   TensorView dt_bias{};        // [HV*K]      fp32; optional
   TensorView initial_state{};  // [N,HV,K,V], or [N,HV,V,K] when state_v_first; fp32; optional
+  // [N+1] int32 or int64, on a GPU only, instead of the attribute of this name: read there, by the kernels alone, so that
+  // a captured graph can be replayed with new lengths. Nobody checks the numbers: each counts as raised to those before
+  // it and as lowered to T. Tokens of no sequence are left alone.
+  TensorView cu_seqlens{};
 };
 
 enum class BetaActivation : std::uint8_t { kNone, kSigmoid, kTwiceSigmoid };
@@ -79,6 +84,9 @@ struct ChunkKdaFwdAttributes {
   // [N+1] from 0 to T, non-decreasing: packed sequences of different lengths. Rank-4 layouts then need B = 1; N <=
   // 1024.
   std::optional<std::span<const std::int64_t>> cu_seqlens{};
+  // With inputs.cu_seqlens, where NC is not known: what is to stand for it in h's shape, at least NC; sequences that
+  // have more chunks are cut short. The most that N sequences of T tokens can have, (T + N (C - 1)) / C, when absent.
+  std::optional<std::int64_t> max_chunks{};
   // [2*NC] pairs (sequence, chunk within it) in sequence order; checked, and not needed. Only with cu_seqlens.
   std::optional<std::span<const std::int64_t>> chunk_indices{};
   ChunkKdaFwdFusions fusions{};

@@ -24,7 +24,7 @@ struct TensorMember {
 using InputMember = TensorMember<ChunkKdaFwdInputs>;
 using OutputMember = TensorMember<ChunkKdaFwdOutputs>;
 
-inline constexpr std::array<InputMember, 8> kChunkKdaFwdInputs{{
+inline constexpr std::array<InputMember, 9> kChunkKdaFwdInputs{{
     {"q", &ChunkKdaFwdInputs::q},
     {"k", &ChunkKdaFwdInputs::k},
     {"v", &ChunkKdaFwdInputs::v},
@@ -33,6 +33,7 @@ inline constexpr std::array<InputMember, 8> kChunkKdaFwdInputs{{
     {"A_log", &ChunkKdaFwdInputs::A_log},
     {"dt_bias", &ChunkKdaFwdInputs::dt_bias},
     {"initial_state", &ChunkKdaFwdInputs::initial_state},
+    {"cu_seqlens", &ChunkKdaFwdInputs::cu_seqlens},
 }};
 
 inline constexpr std::array<OutputMember, kChunkKdaFwdOutputCount> kChunkKdaFwdOutputs{{

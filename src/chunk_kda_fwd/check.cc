@@ -95,6 +95,9 @@ void check_input_dtypes(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdFusion
   if (is_given(inputs.A_log)) require_dtype(argument("A_log"), inputs.A_log, {Dtype::kFloat32});
   if (is_given(inputs.dt_bias)) require_dtype(argument("dt_bias"), inputs.dt_bias, {Dtype::kFloat32});
   if (is_given(inputs.initial_state)) require_dtype(argument("initial_state"), inputs.initial_state, {Dtype::kFloat32});
+  if (is_given(inputs.cu_seqlens)) {
+    require_dtype(argument("cu_seqlens"), inputs.cu_seqlens, {Dtype::kInt32, Dtype::kInt64});
+  }
 }
 
 void check_output_dtypes(const ChunkKdaFwdOutputs& outputs, Dtype q_dtype) {
@@ -180,8 +183,38 @@ void check_chunk_indices(Metadata chunk_indices, Metadata first_chunk) {
   }
 }
 
-void require_no_chunk_indices(const ChunkKdaFwdAttributes& attributes) {
-  if (attributes.chunk_indices) fail_value("chunk_indices", "none, as cu_seqlens is absent", "some");
+void require_no_chunk_indices(const ChunkKdaFwdAttributes& attributes, std::string_view why) {
+  if (attributes.chunk_indices) fail_value("chunk_indices", "none, as cu_seqlens is " + std::string(why), "some");
+}
+
+void set_host_sequences(ChunkKdaFwdProblem& problem, const ChunkKdaFwdAttributes& attributes,
+                        std::vector<std::int64_t>& first_chunk) {
+  ChunkKdaFwdDims& dims = problem.dims;
+  check_cu_seqlens(kChunkKdaFwdName, *attributes.cu_seqlens, dims.T);
+  problem.cu_seqlens.assign(attributes.cu_seqlens->begin(), attributes.cu_seqlens->end());
+  first_chunk = first_chunks(problem.cu_seqlens, dims.C);
+  if (attributes.chunk_indices) check_chunk_indices(*attributes.chunk_indices, first_chunk);
+  dims.N = static_cast<std::int64_t>(problem.cu_seqlens.size()) - 1;
+  dims.NC = first_chunk.back();
+}
+
+// Nothing but the number of sequences and a bound on the number of chunks is known.
+void set_device_sequences(ChunkKdaFwdProblem& problem, const TensorView& cu_seqlens,
+                          const ChunkKdaFwdAttributes& attributes) {
+  ChunkKdaFwdDims& dims = problem.dims;
+  if (attributes.cu_seqlens) fail_value("cu_seqlens", "an attribute or an input", "both");
+  if (cu_seqlens.device.type == DeviceType::kCpu) {
+    fail_value("cu_seqlens", "numbers among the attributes, or a tensor on a GPU", "a tensor on the CPU");
+  }
+  require_rank(argument("cu_seqlens"), cu_seqlens, {{"N+1"}});
+  require_sequence_count(kChunkKdaFwdName, cu_seqlens.shape[0] - 1);
+  require_no_chunk_indices(attributes, "on the device");
+  problem.has_device_cu_seqlens = true;
+  problem.cu_seqlens_dtype = cu_seqlens.dtype;
+  problem.cu_seqlens_stride = used_stride(cu_seqlens, 0);
+  dims.N = cu_seqlens.shape[0] - 1;
+  dims.NC = attributes.max_chunks.value_or((dims.T + dims.N * (dims.C - 1)) / dims.C);
+  if (dims.NC < 0) fail_value("max_chunks", "0 or more", std::to_string(dims.NC));
 }
 
 // Shapes.
@@ -203,21 +236,22 @@ void check_input_shapes(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdDims& 
 }
 
 // [1,NC,HV,K,V] is as good as [NC,HV,K,V] where the other tensors have a batch axis of extent 1.
-bool is_packed_h_with_batch(const TensorView& h, const ChunkKdaFwdDims& dims, const ChunkKdaFwdAttributes& attributes) {
+bool is_packed_h_with_batch(const TensorView& h, const ChunkKdaFwdDims& dims, const ChunkKdaFwdAttributes& attributes,
+                            bool is_packed) {
   const Extent one{"1", 1};
-  return attributes.cu_seqlens && axes_of(attributes.layout).has_batch() &&
+  return is_packed && axes_of(attributes.layout).has_batch() &&
          chunk_state_shape({&one, 1}, dims, attributes.state_v_first).matches(h);
 }
 
 void check_output_shapes(const ChunkKdaFwdOutputs& outputs, const ChunkKdaFwdDims& dims,
-                         const ChunkKdaFwdAttributes& attributes) {
+                         const ChunkKdaFwdAttributes& attributes, bool is_packed) {
   for (int i = 0; i < kChunkKdaFwdOutputCount; ++i) {
     const OutputMember& output = kChunkKdaFwdOutputs[static_cast<std::size_t>(i)];
     const TensorView& view = output.of(outputs);
     if (!is_given(view)) continue;
     const bool is_h = output.member == &ChunkKdaFwdOutputs::h;
-    if (!is_h || !is_packed_h_with_batch(view, dims, attributes)) {
-      require_shape(output.argument(), view, output_shape(i, dims, attributes));
+    if (!is_h || !is_packed_h_with_batch(view, dims, attributes, is_packed)) {
+      require_shape(output.argument(), view, output_shape(i, dims, attributes, is_packed));
     }
     require_own_elements(output.argument(), view);
   }
@@ -328,16 +362,19 @@ ChunkKdaFwdProblem make_problem(const ChunkKdaFwdInputs& given_inputs, const Chu
   ChunkKdaFwdDims& dims = problem.dims;
   dims = read_sizes(inputs, attributes);
   check_sizes(dims);
-  if (attributes.cu_seqlens) {
-    if (dims.B != 1) fail_value("q", "B = 1, as cu_seqlens is given", is("B", dims.B));
-    check_cu_seqlens(kChunkKdaFwdName, *attributes.cu_seqlens, dims.T);
-    problem.cu_seqlens.assign(attributes.cu_seqlens->begin(), attributes.cu_seqlens->end());
-    problem.first_chunk_ = first_chunks(problem.cu_seqlens, dims.C);
-    if (attributes.chunk_indices) check_chunk_indices(*attributes.chunk_indices, problem.first_chunk_);
-    dims.N = static_cast<std::int64_t>(problem.cu_seqlens.size()) - 1;
-    dims.NC = problem.first_chunk_.back();
+  const bool has_device_cu_seqlens = is_given(inputs.cu_seqlens);
+  if ((attributes.cu_seqlens || has_device_cu_seqlens) && dims.B != 1) {
+    fail_value("q", "B = 1, as cu_seqlens is given", is("B", dims.B));
+  }
+  if (!has_device_cu_seqlens && attributes.max_chunks) {
+    fail_value("max_chunks", "none, as cu_seqlens is not on the device", std::to_string(*attributes.max_chunks));
+  }
+  if (has_device_cu_seqlens) {
+    set_device_sequences(problem, inputs.cu_seqlens, attributes);
+  } else if (attributes.cu_seqlens) {
+    set_host_sequences(problem, attributes, problem.first_chunk_);
   } else {
-    require_no_chunk_indices(attributes);
+    require_no_chunk_indices(attributes, "absent");
     dims.N = dims.B;
     dims.NC = ceil_div(dims.T, dims.C);
   }
@@ -345,7 +382,7 @@ ChunkKdaFwdProblem make_problem(const ChunkKdaFwdInputs& given_inputs, const Chu
   check_input_shapes(inputs, dims, attributes);
   set_input_strides(problem, inputs, attributes);
   if (outputs != nullptr) {
-    check_output_shapes(*outputs, dims, attributes);
+    check_output_shapes(*outputs, dims, attributes, problem.is_packed());
     set_output_strides(problem, *outputs, attributes);
   }
   return problem;
@@ -410,6 +447,7 @@ ChunkKdaFwdPointers pointers_of(const ChunkKdaFwdInputs& inputs, const ChunkKdaF
       .A_log = floats(inputs.A_log),
       .dt_bias = floats(inputs.dt_bias),
       .initial_state = floats(inputs.initial_state),
+      .cu_seqlens = data(inputs.cu_seqlens),
       .attn_out = data(outputs.attn_out),
       .final_state = floats(outputs.final_state),
       .gk = floats(outputs.gk),

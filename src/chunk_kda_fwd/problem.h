@@ -33,12 +33,17 @@ struct ChunkKdaFwdProblem {
   BetaActivation beta_activation = BetaActivation::kNone;
   float scale = 0;
   float lower_bound = -5;
-  std::vector<std::int64_t> cu_seqlens;  // empty when dense
+  std::vector<std::int64_t> cu_seqlens;  // empty when dense, and when the device has it
 
   RowStrides q, k, v, g, beta;
   std::int64_t A_log_stride = 0;
   std::int64_t dt_bias_stride = 0;
   StateStrides initial_state;
+
+  // cu_seqlens on the device: lengths are not known here, dims.NC is an upper bound.
+  bool has_device_cu_seqlens = false;
+  Dtype cu_seqlens_dtype = Dtype::kInt64;
+  std::int64_t cu_seqlens_stride = 0;
 
   RowStrides attn_out, gk, Aqk, Akk, w, u, qg, kg, v_new;
   StateStrides final_state, h;
@@ -58,12 +63,12 @@ struct ChunkKdaFwdProblem {
   bool has_v_new = false;
   bool has_h = false;
 
-  [[nodiscard]] bool is_packed() const noexcept { return !cu_seqlens.empty(); }
+  [[nodiscard]] bool is_packed() const noexcept { return !cu_seqlens.empty() || has_device_cu_seqlens; }
 
   // Value heads that share one query/key head.
   [[nodiscard]] std::int64_t group() const noexcept { return dims.HV / dims.H; }
 
-  // 0 <= n < dims.N.
+  // 0 <= n < dims.N. Not where only the device knows.
   [[nodiscard]] Sequence sequence(std::int64_t n) const noexcept;
 
  private:
@@ -82,6 +87,7 @@ struct ChunkKdaFwdPointers {
   const float* A_log;
   const float* dt_bias;
   const float* initial_state;
+  const void* cu_seqlens;
   void* attn_out;
   float* final_state;
   float* gk;

@@ -11,9 +11,9 @@ namespace {
 enum OutputIndex { kAttnOut, kFinalState, kGk, kAqk, kAkk, kW, kU, kQg, kKg, kVNew, kH };
 
 // [B,NC,HV,K,V] for dense rank-4 layouts, else [NC,HV,K,V].
-Shape h_shape(const ChunkKdaFwdDims& dims, const ChunkKdaFwdAttributes& attributes) {
+Shape h_shape(const ChunkKdaFwdDims& dims, const ChunkKdaFwdAttributes& attributes, bool is_packed) {
   const Extent batch{"B", dims.B};
-  const bool has_leading = axes_of(attributes.layout).has_batch() && !attributes.cu_seqlens;
+  const bool has_leading = axes_of(attributes.layout).has_batch() && !is_packed;
   return chunk_state_shape({&batch, has_leading ? 1U : 0U}, dims, attributes.state_v_first);
 }
 
@@ -72,7 +72,7 @@ Shape chunk_state_shape(std::span<const Extent> leading, const ChunkKdaFwdDims& 
   return {leading.front(), chunks, heads, rows, columns};
 }
 
-Shape output_shape(int index, const ChunkKdaFwdDims& dims, const ChunkKdaFwdAttributes& attributes) {
+Shape output_shape(int index, const ChunkKdaFwdDims& dims, const ChunkKdaFwdAttributes& attributes, bool is_packed) {
   const Extent heads{"HV", dims.HV};
   const Extent key{"K", dims.K};
   const Extent value{"V", dims.V};
@@ -90,7 +90,7 @@ Shape output_shape(int index, const ChunkKdaFwdDims& dims, const ChunkKdaFwdAttr
     case kVNew:
       return row_shape(by_head, dims, heads, value);
     case kH:
-      return h_shape(dims, attributes);
+      return h_shape(dims, attributes, is_packed);
     default:
       return row_shape(by_head, dims, heads, key);
   }
@@ -110,7 +110,7 @@ ChunkKdaFwdOutputs chunk_kda_fwd_outputs(const ChunkKdaFwdInputs& inputs, const 
   ChunkKdaFwdOutputs outputs;
   for (int i = 0; i < kChunkKdaFwdOutputCount; ++i) {
     const OutputMember& output = kChunkKdaFwdOutputs[static_cast<std::size_t>(i)];
-    const Shape shape = output_shape(i, problem.dims, attributes);
+    const Shape shape = output_shape(i, problem.dims, attributes, problem.is_packed());
     outputs.*output.member = shape.contiguous_view(output_dtype(i, problem.dtype), problem.device);
   }
   return outputs;

@@ -35,7 +35,8 @@ struct LayoutAxes {
 [[nodiscard]] Shape chunk_state_shape(std::span<const Extent> leading, const ChunkKdaFwdDims& dims, bool state_v_first);
 
 // The canonical shape of output number `index` in the order of ChunkKdaFwdOutputs.
-[[nodiscard]] Shape output_shape(int index, const ChunkKdaFwdDims& dims, const ChunkKdaFwdAttributes& attributes);
+[[nodiscard]] Shape output_shape(int index, const ChunkKdaFwdDims& dims, const ChunkKdaFwdAttributes& attributes,
+                                 bool is_packed);
 [[nodiscard]] Dtype output_dtype(int index, Dtype q_dtype) noexcept;
 
 }  // namespace kda

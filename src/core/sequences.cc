@@ -8,19 +8,22 @@
 namespace kda {
 namespace {
 
-constexpr std::size_t kMaxPackedSequences = 1024;
+constexpr std::int64_t kMaxPackedSequences = 1024;
 
 std::string at(std::size_t index) { return "cu_seqlens[" + std::to_string(index) + "]"; }
 
 }  // namespace
 
+void require_sequence_count(std::string_view op, std::int64_t N) {
+  if (N >= 1 && N <= kMaxPackedSequences) return;
+  fail(ErrorKind::kValue, {op, "cu_seqlens"}, "N + 1 values with N in 1..1024", std::to_string(N + 1) + " values");
+}
+
 void check_cu_seqlens(std::string_view op, std::span<const std::int64_t> cu_seqlens, std::int64_t tokens) {
   const auto fail_value = [&](const std::string& expected, const std::string& got) {
     fail(ErrorKind::kValue, {op, "cu_seqlens"}, expected, got);
   };
-  if (cu_seqlens.size() < 2 || cu_seqlens.size() > kMaxPackedSequences + 1) {
-    fail_value("N + 1 values with N in 1..1024", std::to_string(cu_seqlens.size()) + " values");
-  }
+  require_sequence_count(op, static_cast<std::int64_t>(cu_seqlens.size()) - 1);
   if (cu_seqlens.data() == nullptr) fail(ErrorKind::kMissing, {op, "cu_seqlens"}, "data", "a null pointer");
   if (cu_seqlens.front() != 0) fail_value(at(0) + " = 0", std::to_string(cu_seqlens.front()));
   for (std::size_t i = 1; i < cu_seqlens.size(); ++i) {

@@ -30,6 +30,9 @@ struct Sequence {
   std::int64_t first_chunk = 0;  // chunks of the sequences before it, where they are packed
 };
 
+// N in 1..1024. Throws Error.
+void require_sequence_count(std::string_view op, std::int64_t N);
+
 // N + 1 values from 0 to `tokens`, non-decreasing, N in 1..1024. Throws Error.
 void check_cu_seqlens(std::string_view op, std::span<const std::int64_t> cu_seqlens, std::int64_t tokens);
 

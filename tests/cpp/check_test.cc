@@ -348,6 +348,45 @@ INSTANTIATE_TEST_SUITE_P(
                               "rank 5, [B,NC,HV,K,V]", "rank 4, [4,4,32,64]"}),
     name_of_param);
 
+// cu_seqlens on a GPU, beside a dense call's tensors there.
+void move_to_gpu(Call& call) {
+  constexpr Device kGpu{DeviceType::kCuda, 0};
+  ChunkKdaFwdInputs& in = call.inputs;
+  in.initial_state = {};
+  for (TensorView* view : {&in.q, &in.k, &in.v, &in.g, &in.beta, &in.A_log, &in.dt_bias}) {
+    if (view->rank == 4) view->shape[0] = 1;
+    if (view == &in.beta) view->shape[0] = 1;
+    view->device = kGpu;
+  }
+  in.cu_seqlens = TensorView::contiguous(nullptr, Dtype::kInt32, {4}, kGpu);
+}
+
+TEST(DeviceSequences, AreCountedByTheirMost) {
+  Call call;
+  make_dense(call);
+  move_to_gpu(call);
+  const ChunkKdaFwdDims dims = chunk_kda_fwd_dims(call.inputs, call.attributes);
+  EXPECT_EQ(dims.N, 3);
+  EXPECT_EQ(dims.NC, 4);  // 64 + 35 + 1 tokens have 3, 1 + 1 + 98 have 4
+  const ChunkKdaFwdOutputs outputs = chunk_kda_fwd_outputs(call.inputs, call.attributes);
+  EXPECT_EQ(outputs.h.rank, 4);
+  EXPECT_EQ(outputs.h.shape[0], 4);
+  EXPECT_EQ(outputs.final_state.shape[0], 3);
+  call.attributes.max_chunks = 7;
+  EXPECT_EQ(chunk_kda_fwd_outputs(call.inputs, call.attributes).h.shape[0], 7);
+}
+
+class DeviceSequenceRefusals : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(DeviceSequenceRefusals, NameArgumentExpectedAndGot) {
+  Call call;
+  make_dense(call);
+  move_to_gpu(call);
+  ASSERT_NO_THROW((void)make_problem(call.inputs, nullptr, call.attributes));
+  GetParam().change(call);
+  expect_refused(GetParam(), [&] { (void)make_problem(call.inputs, nullptr, call.attributes); });
+}
+
 void set_cu_seqlens(Call& call, std::vector<std::int64_t> values) {
   call.cu_seqlens = std::move(values);
   call.attributes.cu_seqlens = call.cu_seqlens;
@@ -356,6 +395,59 @@ void set_cu_seqlens(Call& call, std::vector<std::int64_t> values) {
 void set_chunk_indices(Call& call, std::vector<std::int64_t> values) {
   call.chunk_indices = std::move(values);
   call.attributes.chunk_indices = call.chunk_indices;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Check, DeviceSequenceRefusals,
+    ::testing::Values(
+        Refusal{"Both",
+                [](Call& c) {
+                  set_cu_seqlens(c, {0, 100});
+                },
+                kValue, "cu_seqlens", "an attribute or an input", "both"},
+        Refusal{"Dtype", [](Call& c) { c.inputs.cu_seqlens.dtype = Dtype::kFloat32; }, kDtype, "cu_seqlens",
+                "dtype int32 or int64", "float32"},
+        Refusal{"OtherDevice", [](Call& c) { c.inputs.cu_seqlens.device.index = 1; }, kValue, "cu_seqlens",
+                "device cuda:0", "cuda:1"},
+        Refusal{"Rank", [](Call& c) { c.inputs.cu_seqlens.rank = 2; }, kValue, "cu_seqlens", "rank 1, [N+1]",
+                "rank 2, [4,0]"},
+        Refusal{"OneValue", [](Call& c) { c.inputs.cu_seqlens.shape[0] = 1; }, kValue, "cu_seqlens",
+                "N + 1 values with N in 1..1024", "1 values"},
+        Refusal{"TooMany", [](Call& c) { c.inputs.cu_seqlens.shape[0] = 1026; }, kValue, "cu_seqlens",
+                "N + 1 values with N in 1..1024", "1026 values"},
+        Refusal{"Batch",
+                [](Call& c) {
+                  for (TensorView* view : {&c.inputs.q, &c.inputs.k, &c.inputs.v, &c.inputs.g, &c.inputs.beta}) {
+                    view->shape[0] = 2;
+                  }
+                },
+                kValue, "q", "B = 1, as cu_seqlens is given", "B = 2"},
+        Refusal{"ChunkIndices",
+                [](Call& c) {
+                  c.chunk_indices = {0, 0};
+                  c.attributes.chunk_indices = c.chunk_indices;
+                },
+                kValue, "chunk_indices", "none, as cu_seqlens is on the device", "some"},
+        Refusal{"NegativeChunks", [](Call& c) { c.attributes.max_chunks = -1; }, kValue, "max_chunks", "0 or more",
+                "-1"},
+        Refusal{"NoDeviceSequences",
+                [](Call& c) {
+                  c.inputs.cu_seqlens = {};
+                  c.attributes.max_chunks = 3;
+                },
+                kValue, "max_chunks", "none, as cu_seqlens is not on the device", "3"}),
+    name_of_param);
+
+TEST(DeviceSequences, AreRefusedOnTheCpu) {
+  Call call;
+  make_packed(call);
+  call.attributes.cu_seqlens.reset();
+  call.attributes.chunk_indices.reset();
+  call.inputs.initial_state = {};
+  call.inputs.cu_seqlens = TensorView::contiguous(nullptr, Dtype::kInt64, {4});
+  expect_refused(
+      {"", {}, kValue, "cu_seqlens", "numbers among the attributes, or a tensor on a GPU", "a tensor on the CPU"},
+      [&] { (void)make_problem(call.inputs, nullptr, call.attributes); });
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
+#include <optional>
 #include <vector>
 
 #include "cuda/device_call.h"
@@ -26,6 +28,38 @@ OpCase packed_case() {
   return c;
 }
 
+// Launches of one execution, captured, to be replayed on a stream of its own.
+class CapturedCall {
+ public:
+  CapturedCall(const ChunkKdaFwdPlan& plan, const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdOutputs& outputs) {
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    std::byte* workspace = DeviceArena::instance().take(plan.workspace_bytes());
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capture");
+    plan.execute(inputs, outputs, {workspace, plan.workspace_bytes()}, stream_);
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamEndCapture(stream_, &graph), "capture");
+    check_cuda(cudaGraphInstantiate(&executable_, graph, 0), "instantiate");
+    check_cuda(cudaGraphDestroy(graph), "destroy");
+  }
+  ~CapturedCall() {
+    cudaGraphExecDestroy(executable_);
+    cudaStreamDestroy(stream_);
+  }
+  CapturedCall(const CapturedCall&) = delete;
+  CapturedCall& operator=(const CapturedCall&) = delete;
+
+  void replay() const {
+    // Copies are on another stream.
+    check_cuda(cudaDeviceSynchronize(), "before a replay");
+    check_cuda(cudaGraphLaunch(executable_, stream_), "launch");
+    check_cuda(cudaStreamSynchronize(stream_), "replay");
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
 TEST(CudaGraph, CapturesAndReplaysWithNewData) {
   const OpCase c = packed_case();
   OpCase other = c;
@@ -37,19 +71,12 @@ TEST(CudaGraph, CapturesAndReplaysWithNewData) {
 
   const DeviceCall call(inputs.tensors, result.views);
   const DeviceCall new_call(new_inputs.tensors, result.views);
-  cudaStream_t stream = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
+  std::optional<CapturedCall> captured;
   {
     // The plan may go before the graph does.
     const ChunkKdaFwdPlan plan(call.inputs, call.outputs, inputs.attributes);
-    std::byte* workspace = DeviceArena::instance().take(plan.workspace_bytes());
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-    plan.execute(call.inputs, call.outputs, {workspace, plan.workspace_bytes()}, stream);
-    check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+    captured.emplace(plan, call.inputs, call.outputs);
   }
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
   const auto overwrite = [](const TensorView& to, const TensorView& from) {
     check_cuda(cudaMemcpy(to.data, from.data, static_cast<std::size_t>(to.numel()) * size_of(to.dtype),
                           cudaMemcpyDeviceToDevice),
@@ -61,18 +88,119 @@ TEST(CudaGraph, CapturesAndReplaysWithNewData) {
   overwrite(call.inputs.g, new_call.inputs.g);
   overwrite(call.inputs.beta, new_call.inputs.beta);
   overwrite(call.inputs.initial_state, new_call.inputs.initial_state);
-  // The copies are on another stream.
-  check_cuda(cudaDeviceSynchronize(), "new data");
-  for (int replay = 0; replay < 2; ++replay) check_cuda(cudaGraphLaunch(executable, stream), "launch");
-  check_cuda(cudaStreamSynchronize(stream), "replay");
+  for (int replay = 0; replay < 2; ++replay) captured->replay();
   call.fetch(result.views);
   for (int output = 0; output < kChunkKdaFwdOutputCount; ++output) {
     EXPECT_TRUE(result.bytes(output) == expected.bytes(output)) << kChunkKdaFwdOutputNames[output];
   }
-  check_cuda(cudaGraphExecDestroy(executable), "destroy");
-  check_cuda(cudaGraphDestroy(graph), "destroy");
-  check_cuda(cudaStreamDestroy(stream), "destroy");
   EXPECT_TRUE(DeviceArena::instance().reset());
+}
+
+// A call of 300 tokens in five sequences whose lengths lie on the device.
+struct DeviceSequencesCall {
+  OpCase c;
+  CaseInputs inputs;
+  RunResult result;
+  ChunkKdaFwdInputs on_device;
+  std::vector<std::byte> numbers;
+
+  DeviceSequencesCall(Dtype dtype, std::int64_t K) {
+    c.name = "device sequences";
+    c.T = 300;
+    c.H = 2;
+    c.HV = 4;
+    c.K = c.V = K;
+    c.initial_state = true;
+    c.cu_seqlens = std::vector<std::int64_t>{0, 60, 120, 180, 240, 300};
+    inputs = make_inputs(c);
+    numbers.resize(6 * size_of(dtype));
+    on_device.cu_seqlens = TensorView::contiguous(numbers.data(), dtype, {6});
+  }
+
+  void set(const std::vector<std::int64_t>& cu_seqlens) {
+    for (std::size_t i = 0; i < cu_seqlens.size(); ++i) {
+      if (on_device.cu_seqlens.dtype == Dtype::kInt32) {
+        reinterpret_cast<std::int32_t*>(numbers.data())[i] = static_cast<std::int32_t>(cu_seqlens[i]);
+      } else {
+        reinterpret_cast<std::int64_t*>(numbers.data())[i] = cu_seqlens[i];
+      }
+    }
+  }
+};
+
+void overwrite_with(const TensorView& to, const std::vector<std::byte>& from) {
+  check_cuda(cudaMemcpy(to.data, from.data(), from.size(), cudaMemcpyHostToDevice), "new lengths");
+}
+
+TEST(CudaSequences, OnTheDeviceGiveTheBitsOfThoseOnTheHost) {
+  const std::vector<std::vector<std::int64_t>> lengths = {
+      {0, 60, 120, 180, 240, 300}, {0, 0, 1, 65, 65, 300}, {0, 300, 300, 300, 300, 300}, {0, 17, 33, 161, 299, 300}};
+  for (const std::int64_t K : {128, 64}) {
+    for (const Dtype dtype : {Dtype::kInt32, Dtype::kInt64}) {
+      DeviceSequencesCall call(dtype, K);
+      std::vector<RunResult> expected;
+      for (const auto& cu_seqlens : lengths) {
+        call.inputs.attributes.cu_seqlens = cu_seqlens;
+        expected.push_back(run(call.inputs, all_outputs()));
+      }
+      // Every output but h, whose shape follows the numbers, lies as it does on the host's call.
+      OutputSet outputs = all_outputs();
+      outputs.reset(kH);
+      RunResult result = run(call.inputs, outputs);
+      call.set(lengths[0]);
+      ChunkKdaFwdInputs inputs = call.inputs.tensors;
+      inputs.cu_seqlens = call.on_device.cu_seqlens;
+      ChunkKdaFwdAttributes attributes = call.inputs.attributes;
+      attributes.cu_seqlens.reset();
+      const DeviceCall device(inputs, result.views);
+      const ChunkKdaFwdPlan plan(device.inputs, device.outputs, attributes);
+      const CapturedCall captured(plan, device.inputs, device.outputs);
+      for (std::size_t i = 0; i < lengths.size(); ++i) {
+        call.set(lengths[i]);
+        overwrite_with(device.inputs.cu_seqlens, call.numbers);
+        captured.replay();
+        device.fetch(result.views);
+        for (int output = 0; output < kH; ++output) {
+          EXPECT_TRUE(result.bytes(output) == expected[i].bytes(output)) << kChunkKdaFwdOutputNames[output] << i;
+        }
+      }
+      EXPECT_TRUE(DeviceArena::instance().reset());
+    }
+  }
+}
+
+TEST(CudaSequences, NothingElseIsTouchedWhateverTheNumbersAre) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t K : {128, 64}) {
+    DeviceSequencesCall call(Dtype::kInt64, K);
+    ChunkKdaFwdInputs inputs = call.inputs.tensors;
+    inputs.cu_seqlens = call.on_device.cu_seqlens;
+    ChunkKdaFwdAttributes attributes = call.inputs.attributes;
+    attributes.cu_seqlens.reset();
+    attributes.max_chunks = 6;  // four fewer than there may be
+    call.set({0, 60, 120, 180, 240, 300});
+    ChunkKdaFwdOutputs views;
+    const DeviceCall on_device(inputs, {});
+    views = chunk_kda_fwd_outputs(on_device.inputs, attributes);
+    for (const auto view : kOutputViews) {
+      (views.*view).data =
+          DeviceArena::instance().take(static_cast<std::size_t>((views.*view).numel()) * size_of((views.*view).dtype));
+    }
+    const ChunkKdaFwdPlan plan(on_device.inputs, views, attributes);
+    const CapturedCall captured(plan, on_device.inputs, views);
+    for (const std::vector<std::int64_t>& numbers :
+         std::vector<std::vector<std::int64_t>>{{0, 60, 120, 180, 240, 300},
+                                                {-5, -7, 1000, 3, 2, 1},
+                                                {kMost, kMost, -kMost - 1, kMost, 0, kMost},
+                                                {0, 400, 0, 400, 0, 400},
+                                                {250, 100, 299, 301, -1, 300},
+                                                {0, 1, 2, 3, 4, 5}}) {
+      call.set(numbers);
+      overwrite_with(on_device.inputs.cu_seqlens, call.numbers);
+      captured.replay();
+    }
+    EXPECT_TRUE(DeviceArena::instance().reset());
+  }
 }
 
 // More sequences times heads than a grid's second axis holds, each told apart by its initial state.

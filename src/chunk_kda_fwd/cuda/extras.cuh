@@ -375,6 +375,7 @@ __global__ void __launch_bounds__(kExtrasThreads, 3) extras_kernel(const __grid_
   const std::int64_t n = task.is_packed ? sequence_at(task, &PackedSequence::first_chunk, chunk) : chunk / task.NC;
   const Item item = item_of(task, n, head);
   const std::int64_t local = task.is_packed ? chunk - item.first_chunk : chunk % task.NC;
+  if (local * task.C >= item.tokens) return;  // beyond the last one, where NC is an upper bound
   Extras(task, item, local, blockIdx.y == 0 ? Role::kQueries : Role::kKeys, extras_memory).run();
 }
 

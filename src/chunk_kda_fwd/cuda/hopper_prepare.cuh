@@ -211,7 +211,7 @@ class HopperPreparer {
 
   // Blocks `first`, `first + step`, ... of all sequences and heads together.
   __device__ void run(unsigned first, unsigned step) {
-    const auto count = static_cast<unsigned>(t_.blocks * t_.HV);
+    const auto count = static_cast<unsigned>(blocks_of(t_) * t_.HV);
     if (first >= count) return;
     fetch(first);
     for (unsigned index = first; index < count; index += step) {

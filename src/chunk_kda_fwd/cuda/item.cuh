@@ -31,6 +31,13 @@ __device__ __forceinline__ int blocks_of(const Item& item) {
   return static_cast<int>((item.tokens + kBlock - 1) / kBlock);
 }
 
+// Of all sequences together; task.blocks is only an upper bound where their lengths come from the device.
+__device__ __forceinline__ std::int64_t blocks_of(const ChunkKdaFwdTask& t) {
+  if (!t.is_packed) return t.blocks;
+  const PackedSequence last = t.sequences[t.N - 1];
+  return last.first_block + (last.tokens + kBlock - 1) / kBlock;
+}
+
 __device__ __forceinline__ unsigned divide(unsigned x, const Divisor& by) {
   return __umulhi(2 * x, by.multiplier) >> by.shift;
 }

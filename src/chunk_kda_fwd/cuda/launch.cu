@@ -12,6 +12,8 @@ namespace {
 
 // Entries of the table of packed sequences on their way to the device, as a kernel's argument: a copy from the host's
 // memory would have to outlive a captured graph.
+constexpr int kMostSequences = 1024;
+
 struct Entries {
   static constexpr int kMost = 64;
   PackedSequence entry[kMost];
@@ -21,6 +23,59 @@ struct Entries {
 __global__ void upload_kernel(const __grid_constant__ Entries entries, PackedSequence* to) {
   const int i = static_cast<int>(threadIdx.x);
   if (i < entries.count) to[i] = entries.entry[i];
+}
+
+// Makes the table from cu_seqlens on the device, a thread per sequence. Whatever the numbers are, sequences follow each
+// other within [0, T] and have no more chunks in all than NC.
+__global__ void __launch_bounds__(kMostSequences) table_kernel(const __grid_constant__ ChunkKdaFwdTask task) {
+  __shared__ std::int64_t scanned[kMostSequences];
+  __shared__ std::int64_t tokens_of[kMostSequences];
+  const int n = static_cast<int>(threadIdx.x);
+  const int N = static_cast<int>(task.N);
+  const auto number = [&](int i) -> std::int64_t {
+    if (task.cu_seqlens_dtype == Dtype::kInt32) {
+      return static_cast<const std::int32_t*>(task.at.cu_seqlens)[i * task.cu_seqlens_stride];
+    }
+    return static_cast<const std::int64_t*>(task.at.cu_seqlens)[i * task.cu_seqlens_stride];
+  };
+  // This thread's x combined with those of all threads before it.
+  const auto scan = [&](std::int64_t x, const auto& combine) {
+    scanned[n] = x;
+    __syncthreads();
+    for (int distance = 1; distance < N; distance *= 2) {
+      if (n >= distance) x = combine(x, scanned[n - distance]);
+      __syncthreads();
+      scanned[n] = x;
+      __syncthreads();
+    }
+    return x;
+  };
+  const auto sum = [&](std::int64_t x) { return scan(x, [](std::int64_t a, std::int64_t b) { return a + b; }) - x; };
+
+  const std::int64_t begin = scan(n < N ? min(max(number(n), std::int64_t{0}), task.T) : 0,
+                                  [](std::int64_t a, std::int64_t b) { return max(a, b); });
+  const std::int64_t end = n < N ? max(begin, min(number(n + 1), task.T)) : begin;
+  const std::int64_t chunks = (end - begin + task.C - 1) / task.C;
+  const std::int64_t first_chunk = min(sum(chunks), task.NC);
+  const std::int64_t tokens = min(end - begin, (task.NC - first_chunk) * task.C);
+  const std::int64_t first_block = sum((tokens + kBlock - 1) / kBlock);
+  tokens_of[n] = tokens;
+  __syncthreads();
+  if (n >= N) return;
+  int rank = 0;
+  for (int m = 0; m < N; ++m) rank += tokens_of[m] > tokens || (tokens_of[m] == tokens && m < n) ? 1 : 0;
+  PackedSequence& entry = task.sequences[n];
+  entry.first_token = begin;
+  entry.tokens = tokens;
+  entry.first_chunk = first_chunk;
+  entry.first_block = first_block;
+  task.sequences[rank].longest = n;
+}
+
+bool make_sequences(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+  const auto threads = static_cast<unsigned>((task.N + 31) / 32 * 32);
+  table_kernel<<<1, threads, 0, stream>>>(task);
+  return succeeded(cudaGetLastError(), "launch of the table of sequences", failure);
 }
 
 bool upload_sequences(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
@@ -82,7 +137,11 @@ bool launch_chunk_kda_fwd(const ChunkKdaFwdTask& task, void* stream_, Failure* f
   const DeviceGuard guard(task.device, failure);
   if (!guard.is_set()) return false;
   auto* stream = static_cast<cudaStream_t>(stream_);
-  if (task.is_packed && !upload_sequences(task, stream, failure)) return false;
+  if (task.is_packed) {
+    const bool is_there = task.host_sequences != nullptr ? upload_sequences(task, stream, failure)
+                                                         : make_sequences(task, stream, failure);
+    if (!is_there) return false;
+  }
   const bool is_launched = task.is_hopper ? launch_hopper(task, stream_, failure) : launch_chain(task, stream, failure);
   return is_launched && launch_extras(task, stream, failure);
 }

@@ -37,7 +37,7 @@ bool steps_by(const RowStrides& strides, std::int64_t elements) {
 
 std::vector<PackedSequence> packed_sequences(const ChunkKdaFwdProblem& p) {
   std::vector<PackedSequence> table;
-  if (!p.is_packed()) return table;
+  if (p.cu_seqlens.empty()) return table;
   std::vector<std::int64_t> order(static_cast<std::size_t>(p.dims.N));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
@@ -60,6 +60,15 @@ Divisor divisor(std::int64_t by) {
   return d;
 }
 
+// Of all sequences together; at most, where their lengths are not known.
+std::int64_t blocks_of(const ChunkKdaFwdProblem& p) {
+  if (p.has_device_cu_seqlens) return p.dims.T / kBlock + p.dims.N;
+  if (!p.is_packed()) return p.dims.N * ceil_div(p.dims.T, kBlock);
+  std::int64_t blocks = 0;
+  for (std::int64_t n = 0; n < p.dims.N; ++n) blocks += ceil_div(p.sequence(n).tokens, kBlock);
+  return blocks;
+}
+
 ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
   ChunkKdaFwdTask t{};
   t.device = p.device.index;
@@ -69,7 +78,8 @@ ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device)
   t.HV = p.dims.HV;
   t.N = p.dims.N;
   t.T = p.dims.T;
-  t.NC = p.dims.NC;
+  // A caller's bound may be any number; there are never more chunks than that.
+  t.NC = p.has_device_cu_seqlens ? std::min(p.dims.NC, p.dims.T / p.dims.C + p.dims.N) : p.dims.NC;
   t.group = p.group();
   t.dtype = p.dtype;
   t.g_dtype = p.g_dtype;
@@ -106,10 +116,11 @@ ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device)
   const int widest = t.K > 128 || few ? 64 : 128;
   t.panels = (t.V + widest - 1) / widest;
   t.is_hopper = takes_hopper_path(p, device);
-  for (std::int64_t n = 0; n < (p.is_packed() ? p.dims.N : 1); ++n) t.blocks += ceil_div(p.sequence(n).tokens, kBlock);
+  t.cu_seqlens_dtype = p.cu_seqlens_dtype;
+  t.cu_seqlens_stride = p.cu_seqlens_stride;
+  t.blocks = blocks_of(p);
   t.by_heads = divisor(t.HV);
-  t.by_blocks = divisor(t.blocks);
-  if (!p.is_packed()) t.blocks *= p.dims.N;
+  if (!t.is_packed) t.by_blocks = divisor(ceil_div(p.dims.T, kBlock));
   t.multiprocessors = device.multiprocessors;
   return t;
 }
@@ -124,7 +135,7 @@ class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
                     problem.has_qg || problem.has_kg) {
     WorkspaceBuilder builder;
     images_at_ = builder.add("blocks", {task_.is_hopper ? task_.blocks : 0, task_.HV, BlockImage::kBytes}, 1);
-    sequences_at_ = builder.add("sequences", {static_cast<std::int64_t>(sequences_.size())}, sizeof(PackedSequence));
+    sequences_at_ = builder.add("sequences", {task_.is_packed ? task_.N : 0}, sizeof(PackedSequence));
     regions_ = builder.take();
   }
 
@@ -132,7 +143,8 @@ class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
   [[nodiscard]] int launches() const noexcept override {
     constexpr std::size_t kEntriesPerLaunch = 64;
     const auto uploads = static_cast<int>((sequences_.size() + kEntriesPerLaunch - 1) / kEntriesPerLaunch);
-    return uploads + (task_.is_hopper ? 2 : 1) + (has_extras_ ? 1 : 0);
+    const int tables = task_.is_packed && sequences_.empty() ? 1 : uploads;
+    return tables + (task_.is_hopper ? 2 : 1) + (has_extras_ ? 1 : 0);
   }
   [[nodiscard]] int num_threads() const noexcept override { return 1; }
 
@@ -140,10 +152,8 @@ class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
     ChunkKdaFwdTask task = task_;
     task.at = pointers;
     if (task.is_hopper) task.images = workspace + images_at_;
-    if (!sequences_.empty()) {
-      task.sequences = reinterpret_cast<PackedSequence*>(workspace + sequences_at_);
-      task.host_sequences = sequences_.data();
-    }
+    if (task.is_packed) task.sequences = reinterpret_cast<PackedSequence*>(workspace + sequences_at_);
+    if (!sequences_.empty()) task.host_sequences = sequences_.data();
     Failure failure;
     if (!api_->chunk_kda_fwd(task, stream, &failure)) fail(kChunkKdaFwdName, failure);
   }
@@ -161,6 +171,7 @@ class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
 }  // namespace
 
 std::unique_ptr<ChunkKdaFwdKernel> make_chunk_kda_fwd(const ChunkKdaFwdProblem& problem, const PlanOptions&) {
+  require_device(kChunkKdaFwdName, problem.device);
   const DeviceInfo device = describe(kChunkKdaFwdName, problem.device);
   return std::make_unique<CudaChunkKdaFwd>(problem, api(kChunkKdaFwdName), device);
 }

@@ -56,7 +56,9 @@ struct ChunkKdaFwdTask {
   int multiprocessors;
   std::byte* images;                     // device memory, [blocks,HV] BlockImage; null unless is_hopper
   PackedSequence* sequences;             // device memory, [N]; null when dense
-  const PackedSequence* host_sequences;  // what goes there
+  const PackedSequence* host_sequences;  // what goes there; null when it is made there from at.cu_seqlens
+  Dtype cu_seqlens_dtype;
+  std::int64_t cu_seqlens_stride;
 };
 
 }  // namespace kda
