@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "kda/device.h"
 #include "kda/status.h"
 
 namespace kda::python {
@@ -238,8 +239,7 @@ std::vector<std::int64_t> read(const TensorView& view) {
   return result;
 }
 
-std::vector<std::int64_t> integers_of_array(nb::handle values, const Argument& argument, bool pairs) {
-  const ArrayView array(values, argument);
+std::vector<std::int64_t> integers_of_array(const ArrayView& array, const Argument& argument, bool pairs) {
   const TensorView& view = array.view();
   if (view.device.type != DeviceType::kCpu) {
     fail(ErrorKind::kUnavailable, argument, "an array on the CPU", name_of(view.device));
@@ -254,20 +254,64 @@ std::vector<std::int64_t> integers_of_array(nb::handle values, const Argument& a
   return view.dtype == Dtype::kInt32 ? read<std::int32_t>(view) : read<std::int64_t>(view);
 }
 
-// The memory of a NumPy array as an object with __dlpack__, read as another dtype of the same size.
-nb::ndarray<nb::array_api> exported(nb::handle array, std::string_view dtype) {
-  const Argument argument{"kda", "array", "float32, float16 or bfloat16"};
-  const TensorView view = view_of_buffer(array, dtype_named(dtype, argument), argument);
+// Memory as an object with __dlpack__; `array` is one of the tuples that ArrayView reads, and stays alive with it.
+nb::ndarray<nb::array_api> exported(const nb::tuple& array) {
+  const TensorView view = ArrayView(array, {"kda", "array", "float32, float16 or bfloat16"}).view();
   using Code = nb::dlpack::dtype_code;
   const Code code = view.dtype == Dtype::kBFloat16 ? Code::Bfloat : Code::Float;
   std::array<std::size_t, kMaxRank> shape{};
   std::copy_n(view.shape.begin(), view.rank, shape.begin());
+  const bool is_cuda = view.device.type == DeviceType::kCuda;
   return {view.data,
           static_cast<std::size_t>(view.rank),
           shape.data(),
-          array,
+          array[0],
           view.strides.data(),
-          nb::dlpack::dtype{static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * size_of(view.dtype)), 1}};
+          nb::dlpack::dtype{static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * size_of(view.dtype)), 1},
+          is_cuda ? nb::device::cuda::value : nb::device::cpu::value,
+          view.device.index};
+}
+
+// The bytes of a C-contiguous buffer.
+class HostBytes {
+ public:
+  HostBytes(nb::handle object, int flags, std::size_t expected) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | flags) != 0) nb::raise_python_error();
+    if (static_cast<std::size_t>(buffer_.len) == expected) return;
+    PyBuffer_Release(&buffer_);
+    throw Error(ErrorKind::kValue, "DeviceMemory: expected " + std::to_string(expected) + " bytes");
+  }
+  ~HostBytes() { PyBuffer_Release(&buffer_); }
+  HostBytes(const HostBytes&) = delete;
+  HostBytes& operator=(const HostBytes&) = delete;
+
+  [[nodiscard]] void* data() const noexcept { return buffer_.buf; }
+
+ private:
+  Py_buffer buffer_{};
+};
+
+void bind_device_memory(nb::module_& module) {
+  nb::class_<DeviceMemory>(module, "DeviceMemory")
+      .def(
+          "__init__",
+          [](DeviceMemory* self, int device, std::size_t bytes) {
+            new (self) DeviceMemory({DeviceType::kCuda, device}, bytes);
+          },
+          nb::arg("device"), nb::arg("nbytes"))
+      .def_prop_ro("address", [](const DeviceMemory& m) { return reinterpret_cast<std::uintptr_t>(m.data()); })
+      .def("copy_from_host",
+           [](DeviceMemory& m, nb::handle from) { m.copy_from_host(HostBytes(from, 0, m.bytes()).data()); })
+      .def("copy_to_host", [](const DeviceMemory& m, nb::handle to) {
+        m.copy_to_host(HostBytes(to, PyBUF_WRITABLE, m.bytes()).data());
+      });
+  module.def(
+      "synchronize",
+      [](int device, std::uintptr_t stream) {
+        const nb::gil_scoped_release release;
+        synchronize({DeviceType::kCuda, device}, reinterpret_cast<Stream>(stream));
+      },
+      nb::arg("device"), nb::arg("stream"));
 }
 
 }  // namespace
@@ -316,7 +360,16 @@ ArrayView::ArrayView(nb::handle array, const Argument& argument) {
 std::optional<std::vector<std::int64_t>> integers(nb::handle values, const Argument& argument, bool pairs) {
   if (values.is_none()) return std::nullopt;
   if (nb::isinstance<nb::list>(values)) return integers_of_sequence(values, argument, pairs);
-  return integers_of_array(values, argument, pairs);
+  return integers_of_array(ArrayView(values, argument), argument, pairs);
+}
+
+std::optional<std::vector<std::int64_t>> integers(nb::handle values, const Argument& argument, bool pairs,
+                                                  ArrayView& on_gpu) {
+  if (values.is_none() || nb::isinstance<nb::list>(values)) return integers(values, argument, pairs);
+  ArrayView array(values, argument);
+  if (array.view().device.type == DeviceType::kCpu) return integers_of_array(array, argument, pairs);
+  on_gpu = std::move(array);
+  return std::nullopt;
 }
 
 nb::object to_numpy(std::vector<double> numbers, std::span<const std::int64_t> shape) {
@@ -330,7 +383,8 @@ nb::object to_numpy(std::vector<double> numbers, std::span<const std::int64_t> s
 }
 
 void bind_array(nb::module_& module) {
-  module.def("exported", &exported, nb::arg("array"), nb::arg("dtype"));
+  module.def("exported", &exported, nb::arg("array"));
+  bind_device_memory(module);
   module.def(
       "integers",
       [](nb::handle values, std::string_view op, std::string_view name) {

@@ -53,6 +53,10 @@ class ArrayView {
 [[nodiscard]] std::optional<std::vector<std::int64_t>> integers(nb::handle values, const Argument& argument,
                                                                 bool pairs);
 
+// The same, but an array on a GPU stays there: it is moved to `on_gpu`, and there is no value.
+[[nodiscard]] std::optional<std::vector<std::int64_t>> integers(nb::handle values, const Argument& argument, bool pairs,
+                                                                ArrayView& on_gpu);
+
 // A new NumPy array, float64, that owns the numbers.
 [[nodiscard]] nb::object to_numpy(std::vector<double> numbers, std::span<const std::int64_t> shape);
 

@@ -61,12 +61,16 @@ class ChunkKdaFwdCall {
   ChunkKdaFwdCall(std::string op, const nb::tuple& inputs, std::string_view layout, std::optional<double> scale,
                   std::int64_t chunk_size, bool use_gate_in_kernel, bool safe_gate, double lower_bound,
                   bool state_v_first, nb::handle cu_seqlens, nb::handle chunk_indices, bool qk_l2norm,
-                  std::string_view beta_activation, bool any_lower_bound, bool g_is_gk, bool h_has_batch)
+                  std::string_view beta_activation, bool any_lower_bound, bool g_is_gk, bool h_has_batch,
+                  bool cu_seqlens_may_be_on_gpu)
       : op_(std::move(op)),
         g_name_(g_is_gk ? "gk" : "g"),
-        cu_seqlens_(integers(cu_seqlens, {op_, "cu_seqlens", "int64 or int32"}, false)),
+        cu_seqlens_(cu_seqlens_may_be_on_gpu
+                        ? integers(cu_seqlens, {op_, "cu_seqlens", "int64 or int32"}, false, gpu_cu_seqlens_)
+                        : integers(cu_seqlens, {op_, "cu_seqlens", "int64 or int32"}, false)),
         chunk_indices_(integers(chunk_indices, {op_, "chunk_indices", "int64 or int32"}, true)) {
     read_inputs(inputs, g_is_gk);
+    inputs_.cu_seqlens = gpu_cu_seqlens_.view();
     attributes_.scale = scale.value_or(default_scale());
     attributes_.chunk_size = chunk_size;
     attributes_.use_gate_in_kernel = use_gate_in_kernel;
@@ -83,7 +87,7 @@ class ChunkKdaFwdCall {
       attributes_.layout = parse_layout(layout);
       expected_ = chunk_kda_fwd_outputs(inputs_, attributes_);
     });
-    if (h_has_batch && cu_seqlens_) expected_.h = with_batch(expected_.h);
+    if (h_has_batch && (cu_seqlens_ || inputs_.cu_seqlens.present())) expected_.h = with_batch(expected_.h);
   }
   ChunkKdaFwdCall(const ChunkKdaFwdCall&) = delete;
   ChunkKdaFwdCall& operator=(const ChunkKdaFwdCall&) = delete;
@@ -115,15 +119,30 @@ class ChunkKdaFwdCall {
     return result;
   }
 
-  void execute(const nb::tuple& arrays, int num_threads) const {
+  // On a GPU: puts the launches on `stream`. `allocate` takes a number of bytes and returns (owner, address), which is
+  // let go on return; None leaves the workspace to the library, which then waits for the GPU.
+  void execute(const nb::tuple& arrays, int num_threads, std::uintptr_t stream, nb::handle allocate) const {
     std::array<ArrayView, kOutputs.size()> views;
     ChunkKdaFwdOutputs outputs;
     for (std::size_t i = 0; i < kOutputs.size(); ++i) {
       views[i] = ArrayView(arrays[i], {op_, kChunkKdaFwdOutputNames[i], name_of((expected_.*kOutputs[i]).dtype)});
       outputs.*kOutputs[i] = views[i].view();
     }
+    if (allocate.is_none()) {
+      const nb::gil_scoped_release release;
+      return speaking([&] { chunk_kda_fwd(inputs_, outputs, attributes_, {.num_threads = num_threads}); });
+    }
+    const ChunkKdaFwdPlan plan =
+        speaking([&] { return ChunkKdaFwdPlan(inputs_, outputs, attributes_, {.num_threads = num_threads}); });
+    const std::size_t bytes = plan.workspace_bytes();
+    nb::tuple workspace;
+    void* address = nullptr;
+    if (bytes > 0) {
+      workspace = nb::cast<nb::tuple>(allocate(bytes));
+      address = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(workspace[1]));
+    }
     const nb::gil_scoped_release release;
-    speaking([&] { chunk_kda_fwd(inputs_, outputs, attributes_, {.num_threads = num_threads}); });
+    speaking([&] { plan.execute(inputs_, outputs, {address, bytes}, reinterpret_cast<Stream>(stream)); });
   }
 
   [[nodiscard]] nb::list reference(bool intermediates) const {
@@ -180,6 +199,7 @@ class ChunkKdaFwdCall {
   std::string op_;
   std::string_view g_name_;
   std::array<ArrayView, kInputs.size()> arrays_;
+  ArrayView gpu_cu_seqlens_;  // before the next member, whose making may set it
   std::optional<std::vector<std::int64_t>> cu_seqlens_;
   std::optional<std::vector<std::int64_t>> chunk_indices_;
   ChunkKdaFwdInputs inputs_;
@@ -195,14 +215,16 @@ void bind_chunk_kda_fwd(nb::module_& module) {
   module.attr("CHUNK_KDA_FWD_OUTPUTS") = nb::tuple(names);
   nb::class_<ChunkKdaFwdCall>(module, "ChunkKdaFwdCall")
       .def(nb::init<std::string, const nb::tuple&, std::string_view, std::optional<double>, std::int64_t, bool, bool,
-                    double, bool, nb::handle, nb::handle, bool, std::string_view, bool, bool, bool>(),
+                    double, bool, nb::handle, nb::handle, bool, std::string_view, bool, bool, bool, bool>(),
            nb::arg("op"), nb::arg("inputs"), nb::arg("layout"), nb::arg("scale").none(), nb::arg("chunk_size"),
            nb::arg("use_gate_in_kernel"), nb::arg("safe_gate"), nb::arg("lower_bound"), nb::arg("state_v_first"),
            nb::arg("cu_seqlens").none(), nb::arg("chunk_indices").none(), nb::arg("qk_l2norm"),
-           nb::arg("beta_activation"), nb::arg("any_lower_bound"), nb::arg("g_is_gk"), nb::arg("h_has_batch"))
+           nb::arg("beta_activation"), nb::arg("any_lower_bound"), nb::arg("g_is_gk"), nb::arg("h_has_batch"),
+           nb::arg("cu_seqlens_may_be_on_gpu"))
       .def("outputs", &ChunkKdaFwdCall::outputs)
       .def("plan", &ChunkKdaFwdCall::plan, nb::arg("wanted"), nb::arg("num_threads"))
-      .def("execute", &ChunkKdaFwdCall::execute, nb::arg("arrays"), nb::arg("num_threads"))
+      .def("execute", &ChunkKdaFwdCall::execute, nb::arg("arrays"), nb::arg("num_threads"), nb::arg("stream") = 0,
+           nb::arg("allocate") = nb::none())
       .def("reference", &ChunkKdaFwdCall::reference, nb::arg("intermediates"));
 }
 

@@ -77,10 +77,13 @@ class KdaGateCall : public GateCallBase {
 
   [[nodiscard]] nb::dict plan(int num_threads) const { return report(make_plan(num_threads)); }
 
-  void execute(nb::handle array, int num_threads) const {
+  void execute(nb::handle array, int num_threads, std::uintptr_t stream) const {
     const ArrayView out(array, {op_, "out", name_of(expected_.dtype)});
     const nb::gil_scoped_release release;
-    speaking([&] { kda_gate(inputs_, out.view(), attributes_, {.num_threads = num_threads}); });
+    speaking([&] {
+      KdaGatePlan(inputs_, out.view(), attributes_, {.num_threads = num_threads})
+          .execute(inputs_, out.view(), {}, reinterpret_cast<Stream>(stream));
+    });
   }
 
   [[nodiscard]] nb::object reference() const {
@@ -124,10 +127,11 @@ class KdaGateCumsumCall : public GateCallBase {
 
   [[nodiscard]] nb::dict plan(int num_threads) const { return report(make_plan(num_threads)); }
 
-  void execute(nb::handle array, int num_threads) const {
+  void execute(nb::handle array, int num_threads, std::uintptr_t stream) const {
     const ArrayView gk(array, {op_, "gk", kFloat32});
     const nb::gil_scoped_release release;
-    kda_gate_cumsum(inputs_, gk.view(), attributes_, {.num_threads = num_threads});
+    KdaGateCumsumPlan(inputs_, gk.view(), attributes_, {.num_threads = num_threads})
+        .execute(inputs_, gk.view(), {}, reinterpret_cast<Stream>(stream));
   }
 
   [[nodiscard]] nb::object reference() const {
@@ -153,7 +157,7 @@ template <typename Call>
 void bind_methods(nb::class_<Call>& bound) {
   bound.def("output", &Call::output)
       .def("plan", &Call::plan, nb::arg("num_threads"))
-      .def("execute", &Call::execute, nb::arg("array"), nb::arg("num_threads"))
+      .def("execute", &Call::execute, nb::arg("array"), nb::arg("num_threads"), nb::arg("stream") = 0)
       .def("reference", &Call::reference);
 }
 

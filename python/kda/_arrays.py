@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from kda import _kda, _torch_ops
 from kda._arguments import fail
+from kda._device import DeviceArray
 
 # For messages; the extension alone decides what is accepted.
 _ANY_ARRAY = "an array (NumPy, torch, or any with __dlpack__)"
 _ANY_DTYPE = "dtype float32, float16 or bfloat16"
 
 
+# What DLPack calls a CUDA device, and CUDA's legacy default stream.
+_DLPACK_CUDA = 2
+_LEGACY_STREAM = 1
+
+
 class ArrayKind(Protocol):
-    """What one array library needs: describe inputs, make outputs."""
+    """What one array library needs: describe inputs, make outputs, and on a GPU its stream and memory."""
 
     def describe(self, op: str, name: str, array: Any) -> Any:
         """Return the form of `array` that the extension reads. Copies nothing."""
@@ -33,10 +40,31 @@ class ArrayKind(Protocol):
         """Turn what `empty` made, now filled, into an array of `like`'s library."""
 
     def adopt(self, bits: np.ndarray[Any, Any], dtype: str, like: Any) -> Any:
-        """Turn the bits of float32 (uint32), float16 or bfloat16 (uint16) into an array of `like`'s library."""
+        """Turn the bits of float32 (uint32), float16 or bfloat16 (uint16) into an array like `like`, on its device."""
+
+    def on_host(self, array: Any) -> Any:
+        """Return the array, or a copy in the CPU's memory of one that is elsewhere."""
+
+    def stream(self, like: Any) -> int:
+        """Return the stream of `like`'s device that the library computes on; 0 on the CPU."""
+
+    def allocator(self, like: Any) -> Callable[[int], tuple[Any, int]] | None:
+        """Return what allocates bytes on `like`'s device, as an owner and an address; None: the extension does."""
 
 
-class NumpyKind:
+class _NoStreams:
+    """What a library has whose work is all on the CPU, or on the legacy default stream."""
+
+    def stream(self, like: Any) -> int:
+        """Return 0."""
+        return 0
+
+    def allocator(self, like: Any) -> Callable[[int], tuple[Any, int]] | None:
+        """Return None."""
+        return None
+
+
+class NumpyKind(_NoStreams):
     """NumPy arrays; bfloat16 is the dtype that ml_dtypes registers."""
 
     def describe(self, op: str, name: str, array: Any) -> Any:
@@ -58,6 +86,10 @@ class NumpyKind:
     def adopt(self, bits: np.ndarray[Any, Any], dtype: str, like: Any) -> Any:
         """Return the memory of `bits` as another dtype."""
         return bits.view(_numpy_dtype(dtype, like))
+
+    def on_host(self, array: Any) -> Any:
+        """Return the array."""
+        return array
 
 
 class TorchKind:
@@ -114,29 +146,104 @@ class TorchKind:
         signed = bits.view(np.int16 if bits.itemsize == 2 else np.int32)
         return self._torch.from_numpy(signed).view(self._dtypes[dtype]).to(like.device)
 
+    def on_host(self, array: Any) -> Any:
+        """Return a tensor on the CPU."""
+        return array.cpu()
 
-class DlpackKind:
-    """Any other library of the array API, such as JAX: arrays in and out by DLPack."""
+    def stream(self, like: Any) -> int:
+        """Return the current stream of `like`'s device."""
+        return int(self._torch.cuda.current_stream(like.device).cuda_stream) if like.is_cuda else 0
+
+    def allocator(self, like: Any) -> Callable[[int], tuple[Any, int]] | None:
+        """Allocate tensors: torch hands what is let go only to later work of the same stream, so nobody has to wait."""
+        if not like.is_cuda:
+            return None
+
+        def allocate(size: int) -> tuple[Any, int]:
+            memory = self._torch.empty(size, dtype=self._torch.uint8, device=like.device)
+            return memory, memory.data_ptr()
+
+        return allocate
+
+
+class DlpackKind(_NoStreams):
+    """Any other library of the array API, such as JAX and CuPy: arrays in and out by DLPack.
+
+    On a GPU the library makes its arrays ready for the legacy default stream, on which they are read; results are in
+    memory of our own, and complete when they are handed over.
+    """
 
     def describe(self, op: str, name: str, array: Any) -> Any:
-        """Return the array itself; the extension calls its `__dlpack__`."""
-        return array
+        """Return the array itself, whose `__dlpack__` the extension calls, or on a GPU what that returned."""
+        if _cuda_device(array) is None:
+            return array
+        try:
+            return array.__dlpack__(stream=_LEGACY_STREAM)
+        except Exception:
+            # The extension asks again, and says what came of it.
+            return array
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        """Return host memory as a NumPy array of the same width, and the dtype's name."""
+        """Return memory in a form that the extension reads: on the host a NumPy array of the same width, and dtype."""
+        device = _cuda_device(like)
+        if device is not None:
+            return DeviceArray(shape, dtype, device).parts
         width = np.uint16 if dtype in ("bfloat16", "float16") else np.uint32
         return np.empty(shape, width), dtype
 
     def finish(self, array: Any, dtype: str, like: Any) -> Any:
         """Hand the memory to `like`'s library, which shares it or copies it as it likes."""
-        return _namespace(like).from_dlpack(_kda.exported(array[0], dtype))
+        device = _cuda_device(like)
+        if device is not None:
+            _kda.synchronize(device, 0)
+        return _namespace(like).from_dlpack(_kda.exported(array))
 
     def adopt(self, bits: np.ndarray[Any, Any], dtype: str, like: Any) -> Any:
         """Hand the memory to `like`'s library."""
-        return self.finish((bits, dtype), dtype, like)
+        device = _cuda_device(like)
+        if device is None:
+            return self.finish((bits, dtype), dtype, like)
+        return self.finish(_DEVICE.adopt_on(device, bits, dtype).parts, dtype, like)
+
+    def on_host(self, array: Any) -> Any:
+        """Return a NumPy array for an array on a GPU."""
+        if _cuda_device(array) is None:
+            return array
+        return array.get() if hasattr(array, "get") else np.asarray(array)
+
+
+class DeviceKind(_NoStreams):
+    """Our own arrays on a GPU."""
+
+    def describe(self, op: str, name: str, array: DeviceArray) -> Any:
+        """Return address, dtype, shape and strides."""
+        return array.parts
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: DeviceArray) -> DeviceArray:
+        """Return an array on `like`'s device."""
+        return DeviceArray(shape, dtype, like.device)
+
+    def finish(self, array: DeviceArray, dtype: str, like: DeviceArray) -> DeviceArray:
+        """Return `array`."""
+        return array
+
+    def adopt(self, bits: np.ndarray[Any, Any], dtype: str, like: DeviceArray) -> DeviceArray:
+        """Return a copy of the memory on `like`'s device."""
+        return self.adopt_on(like.device, bits, dtype)
+
+    def adopt_on(self, device: int, bits: np.ndarray[Any, Any], dtype: str) -> DeviceArray:
+        """Return a copy of the memory."""
+        made = DeviceArray(bits.shape, dtype, device)
+        made.fill_from(bits)
+        return made
+
+    def on_host(self, array: DeviceArray) -> np.ndarray[Any, Any]:
+        """Return a copy in the host's memory."""
+        return array.to_numpy()
 
 
 _NUMPY = NumpyKind()
+_DEVICE = DeviceKind()
 _DLPACK = DlpackKind()
 _torch_kind: TorchKind | None = None
 
@@ -146,6 +253,8 @@ def kind_of(op: str, name: str, array: Any) -> ArrayKind:
     global _torch_kind
     if isinstance(array, np.ndarray):
         return _NUMPY
+    if isinstance(array, DeviceArray):
+        return _DEVICE
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         if _torch_kind is None:
@@ -171,6 +280,11 @@ def new(kind: ArrayKind, op: str, name: str, shape: tuple[int, ...], dtype: str,
 def describe(op: str, name: str, array: Any | None) -> Any | None:
     """Return the form of an array argument that the extension reads; None stays None."""
     return None if array is None else kind_of(op, name, array).describe(op, name, array)
+
+
+def on_host(op: str, name: str, array: Any | None) -> Any | None:
+    """Return an array argument in the CPU's memory; None stays None."""
+    return None if array is None else kind_of(op, name, array).on_host(array)
 
 
 def describe_integers(op: str, name: str, values: Any | None) -> Any | None:
@@ -206,6 +320,16 @@ def dtype_name(op: str, name: str, dtype: Any) -> str:
     if found not in ("float32", "float16", "bfloat16"):
         fail(TypeError, op, name, _ANY_DTYPE, found)
     return found
+
+
+def _cuda_device(array: Any) -> int | None:
+    """Return the index of the CUDA device that an array with `__dlpack__` is on; None: it is elsewhere."""
+    try:
+        kind, index = array.__dlpack_device__()
+    except Exception:
+        # No such method, or nothing that has memory: the extension says what is wrong with it.
+        return None
+    return int(index) if kind == _DLPACK_CUDA else None
 
 
 def _is_bfloat16(dtype: np.dtype[Any]) -> bool:

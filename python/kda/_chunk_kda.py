@@ -78,8 +78,11 @@ def chunk_kda(
         return_intermediate_states: return h too.
         state_v_first: states are `[...,V,K]` instead of `[...,K,V]`.
         cu_seqlens: `[N+1]` integers from 0 to T, non-decreasing: packed sequences. List, int32 or int64 array. Needs
-            B = 1; N <= 1024.
-        cu_seqlens_cpu: the same numbers in the CPU's memory, where `cu_seqlens` is elsewhere.
+            B = 1; N <= 1024. Beside tensors on a GPU it may be there too: then it is never waited for, a captured CUDA
+            graph can be replayed with other numbers in it, and nobody checks them: each counts as raised to those
+            before it and lowered to T, and what belongs to no sequence is not written.
+        cu_seqlens_cpu: the same numbers in the CPU's memory, where `cu_seqlens` is elsewhere; they are checked, and
+            used instead.
         A_log: `[HV]`, float32; with `use_gate_in_kernel` required unless `lower_bound` is given, when None is 0.
         dt_bias: `[HV*K]`, float32; None is 0.
         chunk_size: 64 or 128.
@@ -157,6 +160,10 @@ def prepare_chunk_kda(
         outputs.append("final_state")
     if as_bool(OP, "return_intermediate_states", return_intermediate_states):
         outputs.append("h")
+    bounds = _sequence_bounds(cu_seqlens, cu_seqlens_cpu)
+    if "h" in outputs and bounds is not None and not _arrays.is_on_cpu(bounds):
+        expected = "False, or cu_seqlens_cpu too, as the shape of h follows from the numbers in cu_seqlens"
+        fail(ValueError, OP, "return_intermediate_states", expected, "True")
     arguments = Arguments(
         q=q,
         k=k,
@@ -166,7 +173,7 @@ def prepare_chunk_kda(
         scale=scale,
         chunk_size=chunk_size,
         initial_state=initial_state,
-        cu_seqlens=_sequence_bounds(cu_seqlens, cu_seqlens_cpu),
+        cu_seqlens=bounds,
         safe_gate=use_gate_in_kernel and lower_bound is not None,
         lower_bound=lower_bound,
         use_gate_in_kernel=use_gate_in_kernel,
@@ -181,6 +188,7 @@ def prepare_chunk_kda(
         beta=_beta_activation(use_beta_sigmoid_in_kernel, allow_neg_eigval),
         any_lower_bound=True,
         h_has_batch=True,
+        cu_seqlens_may_be_on_gpu=True,
     )
     return Prepared(prepare(arguments, form), tuple(outputs))
 

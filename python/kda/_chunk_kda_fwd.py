@@ -53,6 +53,8 @@ class Form(NamedTuple):
     g_is_gk: bool = False
     h_has_batch: bool = False
     """With cu_seqlens h is `[1,NC,...]`."""
+    cu_seqlens_may_be_on_gpu: bool = False
+    """Then the kernels read it there, and NC is an upper bound."""
 
     def name_of(self, argument: str) -> str:
         """Return what the function calls an argument."""
@@ -84,6 +86,7 @@ def prepare(arguments: Arguments, form: Form = CHUNK_KDA_FWD) -> _kda.ChunkKdaFw
         form.any_lower_bound,
         form.g_is_gk,
         form.h_has_batch,
+        form.cu_seqlens_may_be_on_gpu,
     )
 
 
@@ -99,7 +102,7 @@ def execute(call: _kda.ChunkKdaFwdCall, q: Array, names: Collection[str], num_th
     specs = dict(zip(OUTPUTS, call.outputs(), strict=True))
     made = {name: _arrays.new(kind, OP, name, *specs[name], like=q) for name in OUTPUTS if name in names}
     views = tuple(kind.describe(OP, name, made[name]) if name in made else None for name in OUTPUTS)
-    call.execute(views, num_threads)
+    call.execute(views, num_threads, kind.stream(q), kind.allocator(q))
     return {name: kind.finish(array, specs[name][1], q) for name, array in made.items()}
 
 
@@ -173,8 +176,9 @@ def chunk_kda_fwd(
     `K` and `V` head dimensions, `C` chunk_size, `N` sequences, `NC` chunks. Value head `j` reads query/key head
     `j // (HV // H)`. Legal: K and V multiples of 16 in 16..256, 0 < H <= HV <= 128, HV % H == 0.
 
-    Arrays may be NumPy (bfloat16 by ml_dtypes), torch, JAX or any with `__dlpack__`, on the CPU, with any strides; none
-    is copied or written. Results are of q's kind. Shapes below are for layout BSND; BNSD swaps the middle two axes, TND
+    Arrays may be NumPy (bfloat16 by ml_dtypes), torch, JAX, CuPy or any with `__dlpack__`, on the CPU or all on one
+    GPU, with any strides; none is copied or written. Results are of q's kind and on its device; torch's are computed on
+    the current stream, which is not waited for. Shapes below are for layout BSND; BNSD swaps the middle two axes, TND
     and NTD are BSND and BNSD without `B`.
 
     Args:

@@ -62,7 +62,8 @@ def execute(
     kind = _arrays.kind_of(op, "g", g)
     shape, dtype = call.output()
     made = _arrays.new(kind, op, "out", shape, dtype, like=g)
-    call.execute(kind.describe(op, "out", made), planned_threads() if num_threads is None else num_threads)
+    threads = planned_threads() if num_threads is None else num_threads
+    call.execute(kind.describe(op, "out", made), threads, kind.stream(g))
     return kind.finish(made, dtype, g)
 
 
@@ -116,7 +117,7 @@ def naive_kda_gate(
     The float64 result is rounded to float32, and from there to `output_dtype`.
 
     Args:
-        g: this and all that follow as for `fused_kda_gate`, on the CPU.
+        g: this and all that follow as for `fused_kda_gate`. Computed on the CPU, wherever they are.
         A_log: see `g`.
         dt_bias: see `g`.
         output_dtype: see `g`.
@@ -132,7 +133,8 @@ def naive_kda_gate(
         MemoryError: as `fused_kda_gate`.
     """
     op = "naive_kda_gate"
-    call = prepare_gate(op, g, A_log, dt_bias, output_dtype, lower_bound)
+    A_log, dt_bias = _arrays.on_host(op, "A_log", A_log), _arrays.on_host(op, "dt_bias", dt_bias)
+    call = prepare_gate(op, _arrays.on_host(op, "g", g), A_log, dt_bias, output_dtype, lower_bound)
     _, dtype = call.output()
     return _arrays.kind_of(op, "g", g).adopt(_rounded_bits(call.reference(), dtype), dtype, g)
 

@@ -17,6 +17,12 @@ _GATE_ROUNDING_FACTOR = 1.001
 _GATE_SLACK = 2.0**-22
 _SMALLEST_REFERENCE = 1e-37
 
+# What outputs that pass through a GPU's products of rounded operands may be off beyond their own rounding: as a rule,
+# and where keys are alike.
+GPU_SLACK = 5e-3
+GPU_SLACK_OF_KEYS_ALIKE = 1.5e-2
+_THROUGH_PRODUCTS = ("attn_out", "final_state", "v_new", "h")
+
 
 @dataclass(frozen=True)
 class Score:
@@ -92,14 +98,15 @@ def _elementwise_errors(actual: npt.NDArray[Any], expected: npt.NDArray[np.float
     }
 
 
-def score(output: str, actual: npt.NDArray[Any], expected: npt.NDArray[np.float64]) -> Score:
-    """Score one output by its name. Akk is taken whole; `score_all` knows its triangle."""
+def score(output: str, actual: npt.NDArray[Any], expected: npt.NDArray[np.float64], slack: float = 0) -> Score:
+    """Score one output by its name. Akk is taken whole; `score_all` knows its triangle. `slack` is a GPU's."""
     rounded, wanted = _wanted(actual, expected)
     rounding = relative_error(rounded, wanted)
     if actual.dtype == np.float32:
         bound = _FLOAT32_BOUND
     else:
         bound = _ROUNDING_FACTOR * rounding + (0 if output == "attn_out" else _INTERMEDIATE_SLACK)
+    bound += slack if output in _THROUGH_PRODUCTS else 0
     return Score(output, relative_error(actual, wanted), rounding, bound)
 
 
@@ -108,12 +115,13 @@ def score_all(
     reference: Mapping[str, npt.NDArray[np.float64]],
     chunk_size: int,
     cu_seqlens: Sequence[int] | None,
+    slack: float = 0,
 ) -> list[Score]:
-    """Score every output against the float64 reference."""
+    """Score every output against the float64 reference. `slack` is what a GPU is given beyond the CPU's bounds."""
     return [
         score_akk(actual, reference[name], chunk_size, cu_seqlens)
         if name == "Akk"
-        else score(name, actual, reference[name])
+        else score(name, actual, reference[name], slack)
         for name, actual in outputs.items()
     ]
 

@@ -157,11 +157,14 @@ def test_run_refuses_outputs(tmp_path, plain_file):
 
 def test_run_refuses_backends(tmp_path, plain_file):
     output = tmp_path / "out"
-    assert_refused(kda_command("run", plain_file, "-o", output, "--backend", "tpu"), "expected one of cpu", "got tpu")
+    for unknown in ("tpu", "cpu:0", "cuda:", "cuda:one", "cuda:-1"):
+        result = kda_command("run", plain_file, "-o", output, "--backend", unknown)
+        assert_refused(result, "expected one of cpu", f"got {unknown}")
     for backend in kda.info().backends:
         if not backend.available:
-            result = kda_command("run", plain_file, "-o", output, "--backend", backend.name)
-            assert_refused(result, f"{backend.name} is not available: {backend.detail}")
+            for command in (("run", plain_file, "-o", output), ("verify",), ("bench",)):
+                result = kda_command(*command, "--backend", backend.name)
+                assert_refused(result, f"{backend.name} is not available: {backend.detail}")
 
 
 def test_run_without_its_arguments(tmp_path, plain_file):

@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+Backend = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, or one of several GPUs as in cuda:1.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=4096, metavar="N", help="CPU threads.")]
 InputFile = Annotated[Path, typer.Argument(metavar="INPUT", help="A safetensors file of operator inputs.")]
 Layout = Annotated[str | None, typer.Option(help="BSND, BNSD, TND or NTD.")]
@@ -37,7 +38,7 @@ StateVFirst = Annotated[bool | None, typer.Option(help="States are [..., V, K]."
 def run(
     input_file: InputFile,
     output: Annotated[Path, typer.Option("--output", "-o", help="The safetensors file to write.")],
-    backend: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    backend: Backend = "cpu",
     threads: Threads = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the float64 reference.")] = False,
     outputs: Annotated[str | None, typer.Option(metavar="NAMES", help="Outputs, by comma. Default: all.")] = None,
@@ -112,6 +113,7 @@ def verify(
             "--filter", metavar="TEXT", help="Only cases with TEXT (or a pattern with * and ?) in their names."
         ),
     ] = None,
+    backend: Backend = "cpu",
     threads: Threads = None,
 ) -> None:
     """Run the cases of every operator and compare every output with the float64 reference.
@@ -120,13 +122,13 @@ def verify(
     other. Exit code 1: a case failed; 2: there is no such file, or no such case.
     """
     with user_errors("verify"):
-        passed = verify_command.verify(cases, filters or [], threads)
+        passed = verify_command.verify(cases, filters or [], threads, backend)
     raise typer.Exit(0 if passed else 1)
 
 
 @app.command()
 def bench(
-    backend: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    backend: Backend = "cpu",
     threads: Threads = None,
     tokens: Annotated[str, typer.Option(metavar="T,T,...", help="Numbers of tokens.")] = "512,2048,8192",
     heads: Annotated[str, typer.Option(metavar="H,H,...", help="Numbers of value heads.")] = "32,4",
@@ -141,7 +143,7 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a roofline.")] = None,
 ) -> None:
-    """Time chunk_kda_fwd beside a float32 matrix product and a copy in the same run.
+    """Time chunk_kda_fwd, on the CPU beside a float32 matrix product and a copy in the same run.
 
     The cases are those of tests/op_cases, scaled to other numbers of tokens and heads.
     """

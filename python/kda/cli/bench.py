@@ -22,15 +22,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from rich.table import Table
 
-from kda import _cases
-from kda._arrays import NumpyKind
+from kda import _arrays, _cases
 from kda._cases import Case
 from kda._chunk_kda_fwd import OP, OUTPUTS, Arguments, prepare
 from kda._info import info
 from kda._threads import get_num_threads
 from kda.cli import plotting
+from kda.cli.backend import CPU, Target, parse_target
 from kda.cli.console import UserError, progress, stdout
-from kda.cli.run import check_backend
 from kda.cli.verify import matches
 
 # The cases that are timed unless others are named, and what a server asks for of them, and what the whole contract is.
@@ -54,6 +53,8 @@ Work: TypeAlias = Callable[[], object]
 _SETTLING_SECONDS = 0.05
 _GENERATED_TOKENS = 512
 _COPIED_BYTES = 1 << 28
+# Calls of one measurement on a GPU, which works on one while the next is on its way.
+_CALLS = 20
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Medians over the rounds. Rates are by nominal work: see `flops`."""
+    """Medians over the rounds. Rates are by nominal work: see `flops`. None: not measured, on a GPU."""
 
     case: str
     tokens: int
@@ -80,24 +81,27 @@ class Measurement:
     milliseconds: float
     token_heads_per_second: float
     gflops: float
-    sgemm_gflops: float
-    copy_gbytes_per_second: float
     flops_per_byte: float
-    ratio_to_sgemm: float
-    ratio_to_bandwidth_floor: float
+    sgemm_gflops: float | None = None
+    copy_gbytes_per_second: float | None = None
+    ratio_to_sgemm: float | None = None
+    ratio_to_bandwidth_floor: float | None = None
     ratio_to_usual_shape: float | None = None
     """Rate by nominal work over that of K = V = 128, chunks of 64, bf16 and dense, measured in turns with it."""
 
 
 def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: Path | None) -> None:
     """Measure, print a table, and write the files that are asked for. Raises UserError."""
-    check_backend(backend)
+    target = parse_target(backend)
+    if target != CPU and plot_file is not None:
+        raise UserError(f"--plot: expected none with --backend {backend}, got {plot_file}")
     for path in (json_file, plot_file):
         if path is not None and not path.parent.is_dir():
             raise UserError(f"{path} cannot be written: {path.parent} is no folder")
     if plot_file is not None:
         plotting.figure_type()  # refuses now rather than after the measurements
-    restart_with_threads(settings.threads)
+    if target == CPU:
+        restart_with_threads(settings.threads)
     usual, cases = _select(settings)
     measurements: list[Measurement] = []
     runs = [
@@ -107,15 +111,17 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
         task = bar.add_task("cases", total=len(runs))
         for case, T, H, name in runs:
             compared = None if usual is None else scaled(usual, T, H)
-            measurements.append(_measure(scaled(case, T, H), name, settings, compared))
+            measurements.append(_measure(scaled(case, T, H), name, settings, compared, target))
             bar.advance(task)
     for case in cases:
         stdout().print(_table(case.name, [m for m in measurements if m.case == case.name]))
-    stdout().print(
-        "of sgemm: rate by nominal work over NumPy's sgemm; of copy: the time that copying inputs and attn_out takes"
-    )
+    if target == CPU:
+        stdout().print(
+            "of sgemm: rate by nominal work over NumPy's sgemm; "
+            "of copy: the time that copying inputs and attn_out takes"
+        )
     if json_file is not None:
-        _write_json(json_file, measurements, settings)
+        _write_json(json_file, measurements, settings, backend)
     if plot_file is not None:
         _plot(plot_file, measurements)
 
@@ -182,35 +188,52 @@ def flops(case: Case) -> float:
     return case.T * case.HV * (within + 6 * case.K * case.V)
 
 
-def _measure(case: Case, output_set: str, settings: Settings, usual: Case | None) -> Measurement:
+def _measure(case: Case, output_set: str, settings: Settings, usual: Case | None, target: Target) -> Measurement:
     arguments = make_arguments(case)
-    with ThreadPoolExecutor(settings.threads) as pool:
-        works = [
-            operator(arguments, OUTPUT_SETS[output_set], settings.threads),
-            _sgemm(settings.sgemm_size),
-            _copy(settings.threads, pool),
-        ]
-        if usual is not None:
-            works.append(operator(make_arguments(usual), OUTPUT_SETS[output_set], settings.threads))
-        seconds, sgemm_seconds, copy_seconds, *usual_seconds = alternate(works, settings.rounds)
+    cases = [case] if usual is None else [case, usual]
+    calls = [operator(make_arguments(c), OUTPUT_SETS[output_set], settings.threads, target) for c in cases]
     moved = sum(getattr(arguments, name).nbytes for name in ("q", "k", "v", "g", "beta")) + arguments.v.nbytes
-    copy_rate = 2 * _COPIED_BYTES / copy_seconds
-    sgemm_rate = 2 * settings.sgemm_size**3 / sgemm_seconds
-    return Measurement(
+    if target == CPU:
+        with ThreadPoolExecutor(settings.threads) as pool:
+            works = [_sgemm(settings.sgemm_size), _copy(settings.threads, pool), *calls]
+            sgemm_seconds, copy_seconds, *seconds = alternate(works, settings.rounds)
+    else:
+        seconds = [_time_calls(call, settings.rounds, target) for call in calls]
+    rates = [flops(c) / taken for c, taken in zip(cases, seconds, strict=True)]
+    measured = Measurement(
         case=case.name,
         tokens=case.T,
         heads=case.HV,
         outputs=output_set,
-        milliseconds=1e3 * seconds,
-        token_heads_per_second=case.T * case.HV / seconds,
-        gflops=flops(case) / seconds / 1e9,
+        milliseconds=1e3 * seconds[0],
+        token_heads_per_second=case.T * case.HV / seconds[0],
+        gflops=rates[0] / 1e9,
+        flops_per_byte=flops(case) / moved,
+        ratio_to_usual_shape=None if usual is None else rates[0] / rates[1],
+    )
+    if target != CPU:
+        return measured
+    copy_rate = 2 * _COPIED_BYTES / copy_seconds
+    sgemm_rate = 2 * settings.sgemm_size**3 / sgemm_seconds
+    return dataclasses.replace(
+        measured,
         sgemm_gflops=sgemm_rate / 1e9,
         copy_gbytes_per_second=copy_rate / 1e9,
-        flops_per_byte=flops(case) / moved,
-        ratio_to_sgemm=flops(case) / seconds / sgemm_rate,
-        ratio_to_bandwidth_floor=moved / copy_rate / seconds,
-        ratio_to_usual_shape=None if usual is None else flops(case) / seconds / (flops(usual) / usual_seconds[0]),
+        ratio_to_sgemm=rates[0] / sgemm_rate,
+        ratio_to_bandwidth_floor=moved / copy_rate / seconds[0],
     )
+
+
+def _time_calls(call: Work, rounds: int, target: Target) -> float:
+    """Return the median time of a call among several in a row."""
+    times = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        for _ in range(_CALLS):
+            call()
+        target.wait()
+        times.append((time.perf_counter() - start) / _CALLS)
+    return statistics.median(times[1:])
 
 
 def alternate(works: Sequence[Work], rounds: int) -> list[float]:
@@ -226,16 +249,18 @@ def alternate(works: Sequence[Work], rounds: int) -> list[float]:
     return [statistics.median(taken) for taken in times]
 
 
-def operator(arguments: Arguments, names: tuple[str, ...], threads: int) -> Work:
+def operator(arguments: Arguments, names: tuple[str, ...], threads: int, target: Target = CPU) -> Work:
     """Return a planned call that computes the named outputs, their memory being there already."""
-    call = prepare(arguments)
+    placed = target.place(arguments)
+    call = prepare(placed)
     specs = dict(zip(OUTPUTS, call.outputs(), strict=True))
-    kind = NumpyKind()
-    arrays = {name: kind.empty(*specs[name], like=arguments.q) for name in names}
+    kind = _arrays.kind_of(OP, "q", placed.q)
+    arrays = {name: kind.empty(*specs[name], like=placed.q) for name in names}
     views = tuple(kind.describe(OP, name, arrays[name]) if name in arrays else None for name in OUTPUTS)
+    allocate = target.allocator()
 
     def execute() -> None:
-        call.execute(views, threads)
+        call.execute(views, threads, 0, allocate)
 
     return execute
 
@@ -268,12 +293,14 @@ def _table(case: str, measurements: Sequence[Measurement]) -> Table:
         "T": lambda m: str(m.tokens),
         "heads": lambda m: str(m.heads),
         "outputs": lambda m: m.outputs,
-        "ms": lambda m: f"{m.milliseconds:.2f}",
+        "ms": lambda m: f"{m.milliseconds:.3f}",
         "ktok*heads/s": lambda m: f"{m.token_heads_per_second / 1e3:.0f}",
         "GFLOP/s": lambda m: f"{m.gflops:.0f}",
         "of sgemm": lambda m: f"{m.ratio_to_sgemm:.2f}",
         "of copy": lambda m: f"{m.ratio_to_bandwidth_floor:.2f}",
     }
+    if measurements[0].ratio_to_sgemm is None:
+        del columns["of sgemm"], columns["of copy"]
     if measurements[0].ratio_to_usual_shape is not None:
         # Tokens per second say little where the work per token differs.
         del columns["ktok*heads/s"]
@@ -286,13 +313,14 @@ def _table(case: str, measurements: Sequence[Measurement]) -> Table:
     return table
 
 
-def _write_json(path: Path, measurements: Sequence[Measurement], settings: Settings) -> None:
+def _write_json(path: Path, measurements: Sequence[Measurement], settings: Settings, backend: str) -> None:
     found = info()
     report = {
         "version": found.version,
         "date": time.strftime("%Y-%m-%d"),
         "cpu": found.cpu,
         "instruction_set": found.cpu_instruction_set,
+        "backend": f"{backend}: {next(one.detail for one in found.backends if backend.startswith(one.name))}",
         "settings": dataclasses.asdict(settings),
         "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
     }
@@ -301,8 +329,8 @@ def _write_json(path: Path, measurements: Sequence[Measurement], settings: Setti
 
 def _plot(path: Path, measurements: Sequence[Measurement]) -> None:
     """Draw the rates under the roof of memory and sgemm."""
-    sgemm = statistics.median(m.sgemm_gflops for m in measurements)
-    copy = statistics.median(m.copy_gbytes_per_second for m in measurements)
+    sgemm = statistics.median(m.sgemm_gflops for m in measurements if m.sgemm_gflops is not None)
+    copy = statistics.median(m.copy_gbytes_per_second for m in measurements if m.copy_gbytes_per_second is not None)
     figure = plotting.new_figure(8, 5)
     axes = figure.subplots()
     intensities = np.geomspace(1, 4096, 200)

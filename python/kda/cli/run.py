@@ -12,12 +12,11 @@ import numpy.typing as npt
 from rich.progress import Progress
 from rich.table import Table
 
-from kda import _kda, reference
-from kda._arrays import NumpyKind
+from kda import _arrays, _kda, reference
 from kda._chunk_kda_fwd import OP, OUTPUTS, Arguments, prepare
-from kda._info import info
-from kda._score import Score, score_all
+from kda._score import GPU_SLACK, Score, score_all
 from kda.cli import files
+from kda.cli.backend import Target, parse_target
 from kda.cli.console import UserError, progress, refusals, stdout
 
 _TIMED_RUNS = 5
@@ -43,7 +42,7 @@ def run(
     check: bool,
 ) -> bool:
     """Compute, report and write. Returns whether every bound was kept. Raises UserError."""
-    check_backend(backend)
+    target = parse_target(backend)
     names = parse_outputs(outputs)
     computed = tuple(name for name in OUTPUTS if name in names or name == "attn_out")  # which cannot be left out
     files.check_output(output, source)
@@ -51,29 +50,20 @@ def run(
         task = bar.add_task("reading", total=4 if check else 3)
         arguments = files.read_arguments(source, overrides)
         with refusals():
-            call = prepare(arguments)
+            placed = target.place(arguments)
+            call = prepare(placed)
             plan = call.plan(tuple(name in computed for name in OUTPUTS), threads or 0)
             _step(bar, task, "computing")
-            arrays, timing = _compute(call, arguments, computed, threads or 0, plan)
+            arrays, timing = _compute(call, placed, computed, threads or 0, plan, target)
             rows = math.prod(arrays["attn_out"].shape[:-1])
             arrays = {name: arrays[name] for name in names}
             if check:
                 _step(bar, task, "computing the reference")
-            scores = _check(arguments, arrays) if check else None
+            scores = _check(arguments, arrays, target) if check else None
         _step(bar, task, "writing")
         files.write(temporary, arrays, arguments)
     _report(arguments, arrays, rows, timing, plan, scores)
     return scores is None or all(score.ok for score in scores)
-
-
-def check_backend(name: str) -> None:
-    """Refuse a backend that is unknown or missing. Raises UserError."""
-    with refusals():
-        found = {backend.name: backend for backend in info().backends}
-    if name not in found:
-        raise UserError(f"--backend: expected one of {', '.join(found)}, got {name}")
-    if not found[name].available:
-        raise UserError(f"--backend {name} is not available: {found[name].detail}")
 
 
 def parse_outputs(text: str | None) -> tuple[str, ...]:
@@ -92,27 +82,34 @@ def _step(bar: Progress, task: Any, description: str) -> None:
 
 
 def _compute(
-    call: _kda.ChunkKdaFwdCall, arguments: Arguments, names: tuple[str, ...], threads: int, plan: _kda.PlanReport
+    call: _kda.ChunkKdaFwdCall,
+    arguments: Arguments,
+    names: tuple[str, ...],
+    threads: int,
+    plan: _kda.PlanReport,
+    target: Target,
 ) -> tuple[dict[str, npt.NDArray[Any]], Timing]:
     """Compute the outputs a few times over and take the time of the best run, memory being there already."""
     specs = dict(zip(OUTPUTS, call.outputs(), strict=True))
     files.require_memory(plan["workspace_bytes"] + sum(2 * math.prod(specs[name][0]) for name in names))
-    kind = NumpyKind()
+    kind = _arrays.kind_of(OP, "q", arguments.q)
     arrays = {name: kind.empty(*specs[name], like=arguments.q) for name in names}
     views = tuple(kind.describe(OP, name, arrays[name]) if name in arrays else None for name in OUTPUTS)
+    allocate = target.allocator()
     times: list[float] = []
     while not times or (len(times) < _TIMED_RUNS and sum(times) < _TIMED_SECONDS):
         start = time.perf_counter()
-        call.execute(views, threads)
+        call.execute(views, threads, 0, allocate)
+        target.wait()
         times.append(time.perf_counter() - start)
-    return arrays, Timing(min(times), len(times))
+    return {name: target.fetch(array) for name, array in arrays.items()}, Timing(min(times), len(times))
 
 
-def _check(arguments: Arguments, arrays: dict[str, npt.NDArray[Any]]) -> list[Score]:
+def _check(arguments: Arguments, arrays: dict[str, npt.NDArray[Any]], target: Target) -> list[Score]:
     expected = reference.compute(arguments)
     cu_seqlens = arguments.cu_seqlens
     bounds = None if cu_seqlens is None else [int(bound) for bound in cu_seqlens]
-    return score_all(arrays, expected, arguments.chunk_size, bounds)
+    return score_all(arrays, expected, arguments.chunk_size, bounds, 0 if target.device is None else GPU_SLACK)
 
 
 def _report(

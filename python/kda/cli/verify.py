@@ -20,7 +20,8 @@ from kda import _cases, _gate_cases, _gates, reference
 from kda._cases import Case, CaseError
 from kda._chunk_kda_fwd import OUTPUTS, Arguments, compute, kept_names
 from kda._gate_cases import GateCase, GateCumsumCase
-from kda._score import Score, score, score_all, score_gate
+from kda._score import GPU_SLACK, GPU_SLACK_OF_KEYS_ALIKE, Score, score, score_all, score_gate
+from kda.cli.backend import CPU, Target, parse_target
 from kda.cli.console import UserError, one_line, progress, stdout
 
 _SHOWN_FAILURES = 30
@@ -39,7 +40,7 @@ class Operator(NamedTuple):
     """How the cases of one operator are read and run."""
 
     parse: Callable[[Any], AnyCase]
-    judge: Callable[[Any], Verdict]
+    judge: Callable[[Any, Target], Verdict]
     outputs: tuple[str, ...]
 
 
@@ -59,11 +60,12 @@ class Outcome:
         return missed + self.problems
 
 
-def verify(path: Path | None, filters: Sequence[str], threads: int | None) -> bool:
+def verify(path: Path | None, filters: Sequence[str], threads: int | None, backend: str = "cpu") -> bool:
     """Run the cases and report. Returns whether all of them passed. Raises UserError."""
+    target = parse_target(backend)
     cases = select(load(path), filters)
     start = time.perf_counter()
-    outcomes = run_all(cases, threads or len(os.sched_getaffinity(0)))
+    outcomes = run_all(cases, threads or len(os.sched_getaffinity(0)), target)
     return _report(outcomes, time.perf_counter() - start)
 
 
@@ -96,11 +98,11 @@ def matches(name: str, text: str) -> bool:
     return fnmatch.fnmatchcase(name, text) if any(c in text for c in "*?[") else text in name
 
 
-def run_all(cases: Sequence[Outcome], threads: int) -> Sequence[Outcome]:
+def run_all(cases: Sequence[Outcome], threads: int, target: Target = CPU) -> Sequence[Outcome]:
     """Run `threads` cases at a time, each on one thread, and fill in the outcomes."""
     with progress() as bar, ThreadPoolExecutor(threads) as pool:
         task = bar.add_task("cases", total=len(cases))
-        futures = [pool.submit(run_case, case) for case in cases]
+        futures = [pool.submit(run_case, case, target) for case in cases]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -111,32 +113,40 @@ def run_all(cases: Sequence[Outcome], threads: int) -> Sequence[Outcome]:
     return cases
 
 
-def run_case(outcome: Outcome) -> None:
+def run_case(outcome: Outcome, target: Target = CPU) -> None:
     """Run one case."""
     try:
-        outcome.scores, outcome.problems = OPERATORS[outcome.operator].judge(outcome.case)
+        outcome.scores, outcome.problems = OPERATORS[outcome.operator].judge(outcome.case, target)
     except Exception as error:  # one broken case must not hide the others
         outcome.problems = [f"{type(error).__name__}: {error}"]
 
 
-def _judge_chunk_kda_fwd(case: Case) -> Verdict:
+def _judge_chunk_kda_fwd(case: Case, target: Target) -> Verdict:
     """Compare every output with the reference, and what the public call keeps with these outputs, bit for bit."""
     arguments = _cases.make_arguments(case)
-    outputs = compute(arguments, OUTPUTS, num_threads=1)
-    scores = score_all(outputs, reference.compute(arguments), case.chunk_size, case.cu_seqlens)
-    return Verdict(scores, _check_public_call(case, arguments, outputs))
+    placed = target.place(arguments)
+    outputs = {name: target.fetch(array) for name, array in compute(placed, OUTPUTS, num_threads=1).items()}
+    slack = 0.0
+    if target.device is not None:
+        slack = GPU_SLACK if case.keys == "random" else GPU_SLACK_OF_KEYS_ALIKE
+    scores = score_all(outputs, reference.compute(arguments), case.chunk_size, case.cu_seqlens, slack)
+    return Verdict(scores, _check_public_call(case, placed, outputs, target))
 
 
-def _judge_gate(case: GateCase) -> Verdict:
+def _judge_gate(case: GateCase, target: Target) -> Verdict:
+    op = "fused_kda_gate"
     arguments = _gate_cases.make_gate_arguments(case)
-    call = _gates.prepare_gate("fused_kda_gate", **arguments)
-    return Verdict(score_gate(_gates.execute("fused_kda_gate", call, arguments["g"], 1), call.reference()), [])
+    placed = target.place(arguments)
+    made = target.fetch(_gates.execute(op, _gates.prepare_gate(op, **placed), placed["g"], 1))
+    return Verdict(score_gate(made, _gates.prepare_gate(op, **arguments).reference()), [])
 
 
-def _judge_gate_cumsum(case: GateCumsumCase) -> Verdict:
+def _judge_gate_cumsum(case: GateCumsumCase, target: Target) -> Verdict:
+    op = "kda_gate_cumsum"
     arguments = _gate_cases.make_gate_cumsum_arguments(case)
-    call = _gates.prepare_gate_cumsum("kda_gate_cumsum", **arguments)
-    return Verdict([score("gk", _gates.execute("kda_gate_cumsum", call, arguments["g"], 1), call.reference())], [])
+    placed = target.place(arguments)
+    made = target.fetch(_gates.execute(op, _gates.prepare_gate_cumsum(op, **placed), placed["g"], 1))
+    return Verdict([score("gk", made, _gates.prepare_gate_cumsum(op, **arguments).reference())], [])
 
 
 OPERATORS = {
@@ -146,7 +156,7 @@ OPERATORS = {
 }
 
 
-def _check_public_call(case: Case, arguments: Arguments, outputs: dict[str, Any]) -> list[str]:
+def _check_public_call(case: Case, arguments: Arguments, outputs: dict[str, Any], target: Target) -> list[str]:
     result = kda.chunk_kda_fwd(**(arguments._asdict() | case.keep_flags))
     kept = kept_names(use_gate_in_kernel=case.use_gate_in_kernel, **case.keep_flags)
     problems = []
@@ -154,7 +164,7 @@ def _check_public_call(case: Case, arguments: Arguments, outputs: dict[str, Any]
         array = getattr(result, name)
         if (array is not None) != (name in kept):
             problems.append(f"{name}: {'not kept' if array is None else 'kept'} against the contract")
-        elif array is not None and not _same_bits(array, outputs[name]):
+        elif array is not None and not _same_bits(target.fetch(array), outputs[name]):
             problems.append(f"{name}: other bits when other outputs are asked for")
     if result.initial_state is not arguments.initial_state:
         problems.append("initial_state: not the caller's object")
