@@ -1,32 +1,39 @@
 #!/usr/bin/env bash
-# Checks and times the CUDA backend on a machine with a GPU: scripts/gpu_check.sh BIN_DIR OUT_DIR [tests] [sanitizer]
-# [bench]
+# Checks and times the CUDA backend on a machine with a GPU: scripts/gpu_check.sh BIN_DIR OUT_DIR [STEP...]
 #
-# BIN_DIR holds kda_cuda_tests, kda_cuda_bench and libkda_cuda.so (and what else they load); the last is built there
-# first when the machine has nvcc and BIN_DIR has none. Writes logs, and bench.json with one object a line, to OUT_DIR.
+# Steps, all by default: tests (C++), python (the Python doors), sanitizer (memcheck, racecheck, initcheck), fla (errors and
+# times beside flash-linear-attention, whose kernels take minutes to tune), bench.
+#
+# BIN_DIR holds kda_cuda_tests, kda_cuda_bench and libkda_cuda.so (and what else they load); the last is built there first
+# when the machine has nvcc and BIN_DIR has none. The steps python and fla are for the package that python3 finds, with its
+# CUDA backend, and are skipped where that is not installed. Writes logs and figures to OUT_DIR.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 BIN=$(realpath "$1")
 OUT=$(realpath "$2")
 shift 2
-steps=${*:-tests sanitizer bench}
+steps=" ${*:-tests python sanitizer fla bench} "
 export KDA_CUDA_LIBRARY="$BIN/libkda_cuda.so" LD_LIBRARY_PATH="$BIN:${LD_LIBRARY_PATH:-}"
 failed=0
 
 if [ ! -e "$KDA_CUDA_LIBRARY" ]; then
   flags=(-std=c++20 -O3 -lineinfo --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -Xcompiler -fPIC,-fvisibility=hidden -Iinclude -Isrc
     "-DKDA_VERSION=\"$(cat VERSION)\"")
-  for source in src/cuda/entry.cu src/chunk_kda_fwd/cuda/*.cu; do
-    nvcc "${flags[@]}" -Xptxas -v -c "$source" -o "/tmp/$(basename "$source").o" >"/tmp/$(basename "$source").log" 2>&1 &
+  objects=$(mktemp -d)
+  for source in src/cuda/entry.cu src/*/cuda/*.cu; do
+    name=${source//\//_}
+    nvcc "${flags[@]}" -Xptxas -v -c "$source" -o "$objects/$name.o" >"$objects/$name.log" 2>&1 &
   done
   wait
-  cat /tmp/*.cu.log >"$OUT/build.log"
-  nvcc -shared -cudart static -o "$KDA_CUDA_LIBRARY" /tmp/*.cu.o || exit 1
+  cat "$objects"/*.log >"$OUT/build.log"
+  nvcc -shared -cudart static -o "$KDA_CUDA_LIBRARY" "$objects"/*.o || exit 1
 fi
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee "$OUT/device.txt"
+KDA_DRIVER_VERSION=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+export KDA_DRIVER_VERSION
 
-if [[ $steps == *tests* ]]; then
+if [[ $steps == *" tests "* ]]; then
   shards=$(($(nproc) > 12 ? 12 : $(nproc)))
   for ((i = 0; i < shards; ++i)); do
     GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i timeout 400 "$BIN/kda_cuda_tests" --gtest_brief=1 \
@@ -38,8 +45,21 @@ if [[ $steps == *tests* ]]; then
   grep -hE "FAILED  \]|PASSED|skipped" /tmp/tests.*.log | sort | uniq -c | sort -rn | head -60
 fi
 
-if [[ $steps == *sanitizer* ]]; then
-  list='*/tail_T65_*:*/packed_edges_BSND_C64:*/dims_K48_V32_C128:*/dims_K256_V256_C64:*/groups_of_8'
+has_package() {
+  python3 -c 'import sys, kda; sys.exit(not any(b.name == "cuda" and b.available for b in kda.info().backends))' 2>/dev/null
+}
+
+if [[ $steps == *" python "* ]]; then
+  if has_package; then
+    timeout 400 python3 -m pytest -q -W default -p no:cacheprovider tests/python/test_cuda.py >"$OUT/python.log" 2>&1 || failed=1
+    tail -n 15 "$OUT/python.log"
+  else
+    echo "skipped: python3 finds no kda with a CUDA backend"
+  fi
+fi
+
+if [[ $steps == *" sanitizer "* ]]; then
+  list='*/tail_T65_*:*/packed_edges_BSND_C64:*/dims_K48_V32_C128:*/dims_K256_V256_C64:*/groups_of_8:CudaSequences.*:KdaGate*StridesDoNotMatter'
   for tool in memcheck racecheck initcheck; do
     echo "compute-sanitizer $tool"
     timeout 300 compute-sanitizer --tool "$tool" "$BIN/kda_cuda_tests" --gtest_brief=1 --gtest_filter="$list" \
@@ -48,7 +68,16 @@ if [[ $steps == *sanitizer* ]]; then
   done
 fi
 
-if [[ $steps == *bench* ]]; then
+if [[ $steps == *" fla "* ]]; then
+  if has_package; then
+    timeout 500 python3 bench/compare_fla.py --json "$OUT/fla.json" | tee "$OUT/fla.txt"
+    case ${PIPESTATUS[0]} in 0 | 77) ;; *) failed=1 ;; esac
+  else
+    echo "skipped: python3 finds no kda with a CUDA backend"
+  fi
+fi
+
+if [[ $steps == *" bench "* ]]; then
   timeout 200 "$BIN/kda_cuda_bench" "$OUT/bench.json" | tee "$OUT/bench.txt" || failed=1
 fi
 exit $failed
