@@ -10,13 +10,10 @@ import numpy as np
 
 from kda import _kda
 
-_BITS: dict[str, type[np.generic]] = {
-    "float32": np.uint32,
-    "float16": np.uint16,
-    "bfloat16": np.uint16,
-    "int32": np.uint32,
-    "int64": np.uint64,
-}
+
+def _bits(dtype: str) -> np.dtype[Any]:
+    """Return the unsigned integers that have the bits of a dtype."""
+    return np.dtype(np.uint16 if dtype == "bfloat16" else f"u{np.dtype(dtype).itemsize}")
 
 
 class DeviceArray:
@@ -27,7 +24,7 @@ class DeviceArray:
         self.shape = tuple(shape)
         self.dtype = dtype
         self.device = device
-        self._memory = _kda.DeviceMemory(device, math.prod(shape) * np.dtype(_BITS[dtype]).itemsize)
+        self._memory = _kda.DeviceMemory(device, math.prod(shape) * _bits(dtype).itemsize)
 
     @classmethod
     def from_numpy(cls, array: np.ndarray[Any, Any], device: int) -> DeviceArray:
@@ -38,11 +35,11 @@ class DeviceArray:
 
     def fill_from(self, array: np.ndarray[Any, Any]) -> None:
         """Copy the elements of an array of as many bytes."""
-        self._memory.copy_from_host(np.ascontiguousarray(array).view(_BITS[self.dtype]))
+        self._memory.copy_from_host(np.ascontiguousarray(array).view(_bits(self.dtype)))
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
         """Return a copy in the host's memory, after all work on the legacy default stream; bfloat16 by ml_dtypes."""
-        bits = np.empty(self.shape, _BITS[self.dtype])
+        bits = np.empty(self.shape, _bits(self.dtype))
         self._memory.copy_to_host(bits)
         if self.dtype != "bfloat16":
             return bits.view(self.dtype)

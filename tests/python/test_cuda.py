@@ -390,6 +390,10 @@ def test_the_command_line(tmp_path):
     expected = kda.chunk_kda_fwd(**device_call(call), **KEEP_ALL)
     for name, array in files.load_file(output).items():
         assert array.tobytes() == as_bytes(host(getattr(expected, name))), name
+    files.save_file(arrays | {"g": arrays["g"].astype(np.float64)}, tmp_path / "wide.safetensors")
+    wide = kda_command("run", tmp_path / "wide.safetensors", "-o", output, "--backend", "cuda")
+    assert wide.exit_code == 2
+    assert "g: expected dtype float32 or bfloat16, got float64" in wide.stderr
     missing = kda_command("run", source, "-o", output, "--backend", "cuda:77")
     assert missing.exit_code == 2
     assert missing.stderr.count("\n") == 1

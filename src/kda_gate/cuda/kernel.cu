@@ -18,8 +18,9 @@ constexpr int kBlocks = 3;  // of threads on a multiprocessor
 constexpr int kGates = 16;  // of a thread at a time
 // Multiprocessors do not all reach memory equally fast: many blocks of threads, each with enough to do to make up for
 // its start, keep them busy to the end.
-constexpr std::int64_t kMostWaves = 16;
+constexpr std::int64_t kMostWaves = 8;
 constexpr std::int64_t kFewestSteps = 8;
+constexpr std::int64_t kMostY = 65535;  // blocks of threads on a grid's second axis
 
 // Adjacent channels of a thread: 16 bytes of the wider side, so that a warp's accesses have no gaps.
 constexpr int vector_of(Dtype in, Dtype out) { return in == Dtype::kFloat32 || out == Dtype::kFloat32 ? 4 : 8; }
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) kda_gate_kernel(const __gri
     In in[kRows];
     load(in, first_row);
 
-    BiasRow bias_row{nullptr, p.dt_bias_channel};
+    BiasRow bias_row{nullptr, kIsVector ? 1 : p.dt_bias_channel};
     if constexpr (kHasBias) {
       bias_row.data = task.at.dt_bias + head * p.dt_bias_head + channel * p.dt_bias_channel;
     }
@@ -187,12 +188,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) kda_gate_kernel(const __gri
 #pragma unroll
       for (int i = 0; i < kRows; ++i) in[i] = next[i];
     }
+    if constexpr (kIsVector) return;  // the grid has all columns
   }
 }
 
 template <class Gate, Dtype kIn, Dtype kOut, bool kHasBias, int kCount>
 bool launch(const KdaGateTask& task, cudaStream_t stream, Failure* failure) {
-  constexpr std::int64_t kMostY = 65535;
   const KdaGateProblem& p = task.problem;
   const std::int64_t columns = p.head.extent * (p.channel.extent / kCount);
   const auto width = static_cast<unsigned>(std::min<std::int64_t>(columns, kThreads));
@@ -211,8 +212,11 @@ bool is_aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data
 
 template <class Gate, Dtype kIn, Dtype kOut, bool kHasBias>
 bool launch(const KdaGateTask& task, cudaStream_t stream, Failure* failure) {
-  const bool is_vector = task.is_vector && is_aligned(task.at.g) && is_aligned(task.at.out);
-  return is_vector ? launch<Gate, kIn, kOut, kHasBias, vector_of(kIn, kOut)>(task, stream, failure)
+  constexpr int kVector = vector_of(kIn, kOut);
+  const KdaGateProblem& p = task.problem;
+  const bool is_vector = task.is_vector && is_aligned(task.at.g) && is_aligned(task.at.out) &&
+                         p.head.extent * (p.channel.extent / kVector) <= kMostY * kThreads;
+  return is_vector ? launch<Gate, kIn, kOut, kHasBias, kVector>(task, stream, failure)
                    : launch<Gate, kIn, kOut, kHasBias, 1>(task, stream, failure);
 }
 

@@ -14,7 +14,7 @@ bool steps_by(const GateAxis& axis, std::int64_t elements) {
 bool has_vectors(const KdaGateProblem& p) {
   constexpr std::int64_t kVector = 8;
   return p.channel.g == 1 && p.channel.out == 1 && p.channel.extent % kVector == 0 && steps_by(p.head, kVector) &&
-         p.lead_axes == 1 && steps_by(p.lead[0], kVector);
+         p.lead_axes == 1 && steps_by(p.lead[0], kVector) && (!p.has_dt_bias || p.dt_bias_channel == 1);
 }
 
 class CudaKdaGate final : public KdaGateKernel {

@@ -11,8 +11,8 @@ namespace kda {
 struct KdaGateTask {
   KdaGateProblem problem;
   KdaGatePointers at;
-  // One axis before H and D, and eight adjacent channels that can be read and written at a time if the data is aligned
-  // too.
+  // One axis before H and D, adjacent channels, and eight of them can be read and written at a time if the data is
+  // aligned too.
   bool is_vector;
   int multiprocessors;  // of the device
 };
