@@ -2,7 +2,8 @@
 # Cross-builds the CPU library and its C++ tests for 64-bit ARM and runs them, with NEON, under qemu-user:
 # scripts/aarch64.sh [all]
 #
-# "all" also runs what takes qemu minutes: the gates of every 16-bit number, long rows, every case once more through C.
+# "all" also runs what takes qemu many minutes more: the gates of every 16-bit number, long rows, threads side by side,
+# every case once more through C.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh
@@ -34,10 +35,19 @@ say "building for ARM"
 cmake --preset aarch64 >/dev/null
 cmake --build --preset aarch64
 
-slow='KdaGate.MoreThanTwoToThe31Elements:KdaGate.*Everywhere:KdaGate.EverySixteenBitInput*:Overlap.*:ChunkKdaFwd/COpCases.*:*/long_8192_*'
-filter="-$slow"
-# More memory than this file needs, and hours of qemu's time.
-if [ "${1:-}" = all ]; then filter=-KdaGate.MoreThanTwoToThe31Elements; fi
+# qemu 7.2 aborts when the forked child of a process with threads starts one. The other test takes gigabytes and hours.
+excluded=('Fork.*' 'KdaGate.MoreThanTwoToThe31Elements')
+# What takes an emulator longest and has no arithmetic of its own, or shares it with shorter tests, or looks for races,
+# which an x86 machine hides by how it orders memory.
+if [ "${1:-}" != all ]; then
+  excluded+=(
+    'KdaGate.*Everywhere' 'KdaGate.EverySixteenBitInput*' 'Overlap.*' 'ChunkKdaFwd/COpCases.*'
+    'COutputs.AreTheSameBits*' 'Bitwise.AnySubsetOfTheOutputs' 'Bitwise.LayoutsAndStrides'
+    'Bitwise.WhatFollowsChangesNothingBefore' 'Concurrency.*' '*SeveralThreadsAtOnce' 'CThreads.*'
+    'Sizes.AMillionTokens' '*/long_*' '*/matrix_*_V256_*' '*/T512_*' '*/T1024_*' '*/T2048_*' '*/T4096_*'
+  )
+fi
+filter=-$(IFS=: && echo "${excluded[*]}")
 
 say "C++ tests under qemu, $filter"
 run=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
