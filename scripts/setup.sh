@@ -23,14 +23,15 @@ install_packages() {
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# The virtual environment, with what builds the package.
+# The virtual environment, with what builds the package: what pyproject.toml says. pip asks no index for what is there.
 make_venv() {
   if [ ! -x .venv/bin/pip ]; then
     say "creating .venv"
     python3 -m venv .venv
   fi
-  .venv/bin/python -c 'import nanobind, scikit_build_core' 2>/dev/null ||
-    .venv/bin/pip install -q --disable-pip-version-check 'nanobind>=2.4' 'scikit-build-core>=0.11' cmake ninja
+  local requires
+  requires=$(.venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+  .venv/bin/pip install -q --disable-pip-version-check $requires cmake ninja
 }
 
 # The package with the given extras, again only when a source is newer than the last installation. Without the CUDA
