@@ -82,14 +82,14 @@ HWY_INLINE void ForStatePanels(const ChunkShape& s, float* state, const F& f) {
 
 void Predict(const ChunkShape& s, const Item& item, const BlockSlot& slot, float* state, float* v_new) {
   ForStatePanels(s, state, [&](const auto& panel, const RowRange& range) HWY_ATTR {
-    SolveForVNew(s, item, range, slot, panel, v_new + panel.column * kBlock);
+    SolveForVNew(item, range, slot, RowsTimesState(slot.k_decayed, s, panel), v_new + panel.column * kBlock);
   });
 }
 
 void Finalize(const ChunkShape& s, const Item& item, const BlockSlot& slot, float* state, const float* v_new,
               float* out) {
   ForStatePanels(s, state, [&](const auto& panel, const RowRange& range) HWY_ATTR {
-    FinalizeBlock(s, item, range, slot, panel, v_new + panel.column * kBlock, out);
+    FinalizeBlock(s, item, range, slot, RowsTimesState(slot.q_decayed, s, panel), v_new + panel.column * kBlock, out);
   });
 }
 

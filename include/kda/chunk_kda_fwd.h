@@ -165,6 +165,8 @@ class KDA_API ChunkKdaFwdPlan {
   // "cpu", ...
   [[nodiscard]] std::string_view backend() const;
   [[nodiscard]] int num_threads() const;
+  // kBFloat16 only where it was asked for and the CPU can.
+  [[nodiscard]] StateProducts state_products() const;
 
  private:
   struct Impl;

@@ -22,6 +22,8 @@ class ChunkKdaFwdKernel {
   [[nodiscard]] virtual std::span<const WorkspaceRegion> regions() const noexcept = 0;
   [[nodiscard]] virtual int launches() const noexcept = 0;
   [[nodiscard]] virtual int num_threads() const noexcept = 0;
+  // What it multiplies; a backend without a choice says kFloat32.
+  [[nodiscard]] virtual StateProducts state_products() const noexcept { return StateProducts::kFloat32; }
 
   // workspace is aligned to 512 bytes and holds every region.
   virtual void run(const ChunkKdaFwdPointers& pointers, std::byte* workspace, Stream stream) const = 0;

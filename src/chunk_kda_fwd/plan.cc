@@ -92,6 +92,10 @@ std::string_view ChunkKdaFwdPlan::backend() const { return held().backend->name;
 
 int ChunkKdaFwdPlan::num_threads() const { return held().kernel ? held().kernel->num_threads() : 1; }
 
+StateProducts ChunkKdaFwdPlan::state_products() const {
+  return held().kernel ? held().kernel->state_products() : StateProducts::kFloat32;
+}
+
 void chunk_kda_fwd(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdOutputs& outputs,
                    const ChunkKdaFwdAttributes& attributes, const PlanOptions& options) {
   const ChunkKdaFwdPlan plan(inputs, outputs, attributes, options);

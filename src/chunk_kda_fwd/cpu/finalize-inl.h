@@ -12,16 +12,15 @@ HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {
 
 // attn_out = scale (q_decayed h + qk v_new), with the state from before the block. A row reads no v_new behind it, so
-// that a NaN among later tokens stays there.
-template <int kVectors>
+// that a NaN among later tokens stays there. `from_state` gives rows of q_decayed h.
+template <template <int> class Product, int kVectors>
 HWY_INLINE void FinalizeBlock(const ChunkShape& s, const Item& item, const RowRange& range, const BlockSlot& slot,
-                              const Panel<kVectors>& panel, const float* v_new, float* out) {
+                              const Product<kVectors>& from_state, const float* v_new, float* out) {
   constexpr int kWidth = Panel<kVectors>::kWidth;
   const V scale = Broadcast(s.scale);
   ForRowGroups(range.rows, [&](int first, auto count) HWY_ATTR {
     Accumulators<count.value, kVectors> acc;
-    ForEach(acc, [](int, int, V) HWY_ATTR { return hn::Zero(D()); });
-    MulAddPanel(acc, {slot.q_decayed + first * s.K, s.K, 1}, panel.state, kWidth, s.K);
+    from_state(first, acc);
     MulAddPanel(acc, {slot.qk + first * kBlock, kBlock, 1}, v_new, kWidth, first);
     MulAddTriangle(acc, {slot.qk + first * kBlock + first, kBlock, 1}, v_new + first * kWidth, kWidth);
     ForEach(acc, [&](int r, int c, V sum) HWY_ATTR {

@@ -23,20 +23,36 @@ struct Panel {
   static constexpr int kTransposed = kWidth < kBlock ? kWidth : kBlock;
 };
 
-// v_new [16][width] of a block: solves (I + A) v_new = beta (v - k_decayed h).
+// Rows [16,K] times the state, group of rows by group of rows.
 template <int kVectors>
-HWY_INLINE void SolveForVNew(const ChunkShape& s, const Item& item, const RowRange& range, const BlockSlot& slot,
-                             const Panel<kVectors>& panel, float* v_new) {
+struct RowsTimesState {
+  const float* rows;
+  int K;
+  Panel<kVectors> panel;
+
+  HWY_INLINE RowsTimesState(const float* its_rows, const ChunkShape& s, const Panel<kVectors>& its_panel)
+      : rows(its_rows), K(s.K), panel(its_panel) {}
+
+  template <int kRows>
+  HWY_INLINE void operator()(int first, Accumulators<kRows, kVectors>& acc) const {
+    ForEach(acc, [](int, int, V) HWY_ATTR { return hn::Zero(D()); });
+    MulAddPanel(acc, {rows + first * K, K, 1}, panel.state, Panel<kVectors>::kWidth, K);
+  }
+};
+
+// v_new [16][width] of a block: solves (I + A) v_new = beta (v - k_decayed h). `predicted` gives rows of k_decayed h.
+template <template <int> class Product, int kVectors>
+HWY_INLINE void SolveForVNew(const Item& item, const RowRange& range, const BlockSlot& slot,
+                             const Product<kVectors>& predicted, float* v_new) {
   constexpr int kWidth = Panel<kVectors>::kWidth;
   WidenRows(item.v, range, v_new, kWidth);
   Fill(v_new + range.rows * kWidth, (kBlock - range.rows) * kWidth, 0.0f);
   ForRowGroups(range.rows, [&](int first, auto count) HWY_ATTR {
     Accumulators<count.value, kVectors> acc;
-    ForEach(acc, [](int, int, V) HWY_ATTR { return hn::Zero(D()); });
-    MulAddPanel(acc, {slot.k_decayed + first * s.K, s.K, 1}, panel.state, kWidth, s.K);
-    ForEach(acc, [&](int r, int c, V predicted) HWY_ATTR {
+    predicted(first, acc);
+    ForEach(acc, [&](int r, int c, V sum) HWY_ATTR {
       float* at = v_new + (first + r) * kWidth + c * static_cast<int>(kLanes);
-      const V value = hn::Mul(Broadcast(slot.beta[first + r]), hn::Sub(hn::Load(D(), at), predicted));
+      const V value = hn::Mul(Broadcast(slot.beta[first + r]), hn::Sub(hn::Load(D(), at), sum));
       hn::Store(value, D(), at);
       return value;
     });

@@ -12,6 +12,7 @@
 
 #include "chunk_kda_fwd/problem.h"
 #include "cpu/rows.h"
+#include "kda/plan.h"
 
 namespace kda::cpu {
 
@@ -30,6 +31,7 @@ struct ChunkShape {
   float lower_bound = 0;
   // Whether any of Aqk, Akk, w, u, qg is wanted: they need scratch and products of their own.
   bool spans_blocks = false;
+  StateProducts products = StateProducts::kFloat32;
 
   [[nodiscard]] int blocks() const noexcept { return C / kBlock; }
 };
@@ -63,6 +65,9 @@ struct Item {
   [[nodiscard]] bool wants_akk() const noexcept { return Akk.present() || w.present() || u.present(); }
 };
 
+// Two bf16 numbers, the one that comes first in the lower half.
+using Pair = std::uint32_t;
+
 // Hands out parts of a float array, each at a multiple of 64 bytes; with a null base it only counts.
 class FloatArena {
  public:
@@ -72,6 +77,11 @@ class FloatArena {
     float* part = base_ == nullptr ? nullptr : base_ + used_;
     used_ += (count + 15) / 16 * 16;
     return part;
+  }
+
+  // None where products are not bf16.
+  [[nodiscard]] Pair* take_pairs(const ChunkShape& s, std::size_t count) noexcept {
+    return reinterpret_cast<Pair*>(take(s.products == StateProducts::kBFloat16 ? count : 0));
   }
 
   [[nodiscard]] std::size_t used() const noexcept { return used_; }
@@ -90,6 +100,10 @@ struct BlockSlot {
   float* qk;         // [16,16] row i, column j <= i: sum_d q_i k_j E_ij (without scale)
   float* kk;         // [16,16] row i, column j < i: -beta_i sum_d k_i k_j E_ij
   float* beta;       // [16]
+  // Where products are bf16 only:
+  Pair* q_decayed_pairs;  // [16,K/2] of adjacent channels
+  Pair* k_decayed_pairs;  // [16,K/2]
+  Pair* k_rest_pairs;     // [8,K]    of adjacent tokens
 
   BlockSlot() = default;
   BlockSlot(FloatArena& arena, const ChunkShape& s) noexcept
@@ -99,7 +113,10 @@ struct BlockSlot {
         decay(arena.take(static_cast<std::size_t>(s.K))),
         qk(arena.take(std::size_t{kBlock} * kBlock)),
         kk(arena.take(std::size_t{kBlock} * kBlock)),
-        beta(arena.take(kBlock)) {}
+        beta(arena.take(kBlock)),
+        q_decayed_pairs(arena.take_pairs(s, kBlock / 2 * static_cast<std::size_t>(s.K))),
+        k_decayed_pairs(arena.take_pairs(s, kBlock / 2 * static_cast<std::size_t>(s.K))),
+        k_rest_pairs(arena.take_pairs(s, kBlock / 2 * static_cast<std::size_t>(s.K))) {}
 };
 
 // The prepared blocks of one chunk.
@@ -155,11 +172,16 @@ struct StateScratch {
   float* v_new;  // [16,panel] beta * (v - k_decayed h), then solved for v_new
   float* out;    // [16,panel]
   float* rows;   // [16,K]     a transposed state on its way in or out
+  // Where products are bf16 only:
+  Pair* state_pairs;  // [K/2,panel] of adjacent channels of the state
+  Pair* v_new_pairs;  // [8,panel]   of adjacent tokens
 
   StateScratch(FloatArena& arena, const ChunkShape& s) noexcept
       : v_new(arena.take(std::size_t{kBlock} * 64)),
         out(arena.take(std::size_t{kBlock} * 64)),
-        rows(arena.take(kBlock * static_cast<std::size_t>(s.K))) {}
+        rows(arena.take(kBlock * static_cast<std::size_t>(s.K))),
+        state_pairs(arena.take_pairs(s, 32 * static_cast<std::size_t>(s.K))),
+        v_new_pairs(arena.take_pairs(s, std::size_t{kBlock} / 2 * 64)) {}
 };
 
 // Columns [begin, end) of the state, at panel boundaries. The state is held by panels of columns: the panel that starts
@@ -171,6 +193,7 @@ struct Columns {
 
 // The kernels of one instruction set.
 struct ChunkKernels {
+  StateProducts products;
   int panel_columns;
   // Fills the slot from the inputs and writes gk, Aqk, Akk, w, u, qg and kg.
   void (*prepare)(const ChunkShape&, const Item&, std::int64_t chunk, const ChunkSlot&, const PrepareScratch&);
@@ -182,7 +205,7 @@ struct ChunkKernels {
   void (*store_state)(const ChunkShape&, const Item&, const float* state, Columns, const StateScratch&);
 };
 
-// Of the instruction set chosen for this process.
-[[nodiscard]] const ChunkKernels& chunk_kernels();
+// Of the instruction set chosen for this process: those with the products asked for, if it has them, else with fp32.
+[[nodiscard]] const ChunkKernels& chunk_kernels(StateProducts products);
 
 }  // namespace kda::cpu

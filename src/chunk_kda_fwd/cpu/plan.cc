@@ -70,7 +70,7 @@ Item make_item(const ChunkKdaFwdProblem& p, const ChunkKdaFwdPointers& at, std::
   return item;
 }
 
-ChunkShape make_shape(const ChunkKdaFwdProblem& p) {
+ChunkShape make_shape(const ChunkKdaFwdProblem& p, StateProducts products) {
   ChunkShape shape;
   shape.K = static_cast<int>(p.dims.K);
   shape.V = static_cast<int>(p.dims.V);
@@ -81,6 +81,7 @@ ChunkShape make_shape(const ChunkKdaFwdProblem& p) {
   shape.scale = p.scale;
   shape.lower_bound = p.lower_bound;
   shape.spans_blocks = p.has_Aqk || p.has_Akk || p.has_w || p.has_u || p.has_qg;
+  shape.products = products;
   return shape;
 }
 
@@ -108,11 +109,11 @@ std::int64_t floats_of(const ChunkShape& s) {
 
 class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
  public:
-  CpuChunkKdaFwd(const ChunkKdaFwdProblem& problem, int threads)
+  CpuChunkKdaFwd(const ChunkKdaFwdProblem& problem, const PlanOptions& options)
       : problem_(problem),
-        shape_(make_shape(problem)),
-        kernels_(&chunk_kernels()),
-        schedule_(problem, threads),
+        kernels_(&chunk_kernels(options.state_products)),
+        shape_(make_shape(problem, kernels_->products)),
+        schedule_(problem, threads_for(options)),
         thread_floats_(floats_of<ThreadSpace>(shape_)),
         slot_floats_(floats_of<ChunkSlot>(shape_)) {
     WorkspaceBuilder builder;
@@ -133,6 +134,8 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
   }
 
   [[nodiscard]] int num_threads() const noexcept override { return schedule_.threads(); }
+
+  [[nodiscard]] StateProducts state_products() const noexcept override { return shape_.products; }
 
   void run(const ChunkKdaFwdPointers& pointers, std::byte* workspace, Stream /*stream*/) const override {
     const Call call{pointers, workspace};
@@ -223,8 +226,8 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
   }
 
   ChunkKdaFwdProblem problem_;
-  ChunkShape shape_;
   const ChunkKernels* kernels_;
+  ChunkShape shape_;
   Schedule schedule_;
   std::int64_t thread_floats_;
   std::int64_t slot_floats_;
@@ -237,7 +240,7 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
 }  // namespace
 
 std::unique_ptr<ChunkKdaFwdKernel> make_chunk_kda_fwd(const ChunkKdaFwdProblem& problem, const PlanOptions& options) {
-  return std::make_unique<CpuChunkKdaFwd>(problem, threads_for(options));
+  return std::make_unique<CpuChunkKdaFwd>(problem, options);
 }
 
 }  // namespace kda::cpu
