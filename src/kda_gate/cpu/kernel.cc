@@ -21,20 +21,28 @@ HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {
 namespace {
 
+// The gates of x [kGateBlock] in the general way, which is rare enough to be one function for all formats.
+template <class Gate>
+HWY_NOINLINE void MakeGeneralBlock(const GateColumns& columns, int first, const float* x, float* y) {
+  const Vs gates = Gate::template Gate<false>(columns, first, LoadVectors(x));
+  ForVectors([&](auto i) KDA_INLINE_LAMBDA { hn::Store(gates.part[i], D(), y + i * kLanes); });
+}
+
 template <class In, class Out, class Gate>
 HWY_INLINE void MakeBlock(const GateColumns& columns, int first, typename In::Storage limit,
                           const typename In::Storage* g, typename Out::Storage* out) {
   Vs x;
   ForVectors([&](auto i) KDA_INLINE_LAMBDA { x.part[i] = In::Load(g + i * kLanes); });
-  const auto make = [&](auto is_common) KDA_INLINE_LAMBDA {
-    const Vs y = Gate::template Gate<is_common>(columns, first, x);
-    ForVectors([&](auto i) KDA_INLINE_LAMBDA { Out::Store(y.part[i], out + i * kLanes); });
-  };
-  if (IsWithin(g, limit)) {
-    make(std::true_type());
+  Vs y;
+  if (HWY_LIKELY(IsWithin(g, limit))) {
+    y = Gate::template Gate<true>(columns, first, x);
   } else {
-    make(std::false_type());
+    HWY_ALIGN float block[kGateBlock];
+    ForVectors([&](auto i) KDA_INLINE_LAMBDA { hn::Store(x.part[i], D(), block + i * kLanes); });
+    MakeGeneralBlock<Gate>(columns, first, block, block);
+    y = LoadVectors(block);
   }
+  ForVectors([&](auto i) KDA_INLINE_LAMBDA { Out::Store(y.part[i], out + i * kLanes); });
 }
 
 template <class In, class Out, class Gate>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -186,12 +187,14 @@ class CpuKdaGate final : public KdaGateKernel {
   }
 
   void fill_bias(const float* bias, int column, int count, GateColumns& columns, GateRange& range) const noexcept {
-    for (int i = 0; i < count; ++i) {
-      const float value = bias[i * problem_.dt_bias_channel];
-      columns.bias[column + i] = value;
-      range.bias = std::max(range.bias, std::abs(value));
-      range.is_moderate = range.is_moderate && std::isfinite(value);
-    }
+    float* to = columns.bias + column;
+    for (int i = 0; i < count; ++i) to[i] = bias[i * problem_.dt_bias_channel];
+    // As integers, which order magnitudes like numbers, with infinity and NaN above all.
+    std::uint32_t largest = 0;
+    for (int i = 0; i < count; ++i) largest = std::max(largest, std::bit_cast<std::uint32_t>(to[i]) & 0x7FFFFFFFu);
+    const auto magnitude = std::bit_cast<float>(largest);
+    range.is_moderate = range.is_moderate && std::isfinite(magnitude);
+    range.bias = std::max(range.bias, magnitude);
   }
 
   [[nodiscard]] std::int64_t columns_of(std::int64_t row) const noexcept {
