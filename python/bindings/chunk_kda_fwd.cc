@@ -62,13 +62,14 @@ class ChunkKdaFwdCall {
                   std::int64_t chunk_size, bool use_gate_in_kernel, bool safe_gate, double lower_bound,
                   bool state_v_first, nb::handle cu_seqlens, nb::handle chunk_indices, bool qk_l2norm,
                   std::string_view beta_activation, bool any_lower_bound, bool g_is_gk, bool h_has_batch,
-                  bool cu_seqlens_may_be_on_gpu)
+                  bool cu_seqlens_may_be_on_gpu, std::string_view state_products)
       : op_(std::move(op)),
         g_name_(g_is_gk ? "gk" : "g"),
         cu_seqlens_(cu_seqlens_may_be_on_gpu
                         ? integers(cu_seqlens, {op_, "cu_seqlens", "int64 or int32"}, false, gpu_cu_seqlens_)
                         : integers(cu_seqlens, {op_, "cu_seqlens", "int64 or int32"}, false)),
-        chunk_indices_(integers(chunk_indices, {op_, "chunk_indices", "int64 or int32"}, true)) {
+        chunk_indices_(integers(chunk_indices, {op_, "chunk_indices", "int64 or int32"}, true)),
+        state_products_(state_products == "bfloat16" ? StateProducts::kBFloat16 : StateProducts::kFloat32) {
     read_inputs(inputs, g_is_gk);
     inputs_.cu_seqlens = gpu_cu_seqlens_.view();
     attributes_.scale = scale.value_or(default_scale());
@@ -104,7 +105,7 @@ class ChunkKdaFwdCall {
       if (nb::cast<bool>(wanted[i])) outputs.*kOutputs[i] = expected_.*kOutputs[i];
     }
     const ChunkKdaFwdPlan plan =
-        speaking([&] { return ChunkKdaFwdPlan(inputs_, outputs, attributes_, {.num_threads = num_threads}); });
+        speaking([&] { return ChunkKdaFwdPlan(inputs_, outputs, attributes_, options(num_threads)); });
     nb::list regions;
     for (const WorkspaceRegion& region : plan.workspace_regions()) {
       regions.append(nb::make_tuple(to_str(region.name), region.offset, region.bytes));
@@ -112,6 +113,7 @@ class ChunkKdaFwdCall {
     nb::dict result;
     result["backend"] = to_str(plan.backend());
     result["num_threads"] = plan.num_threads();
+    result["state_products"] = plan.state_products() == StateProducts::kBFloat16 ? "bfloat16" : "float32";
     result["variant"] = plan.variant();
     result["launches"] = plan.launches();
     result["workspace_bytes"] = plan.workspace_bytes();
@@ -130,10 +132,10 @@ class ChunkKdaFwdCall {
     }
     if (allocate.is_none()) {
       const nb::gil_scoped_release release;
-      return speaking([&] { chunk_kda_fwd(inputs_, outputs, attributes_, {.num_threads = num_threads}); });
+      return speaking([&] { chunk_kda_fwd(inputs_, outputs, attributes_, options(num_threads)); });
     }
     const ChunkKdaFwdPlan plan =
-        speaking([&] { return ChunkKdaFwdPlan(inputs_, outputs, attributes_, {.num_threads = num_threads}); });
+        speaking([&] { return ChunkKdaFwdPlan(inputs_, outputs, attributes_, options(num_threads)); });
     const std::size_t bytes = plan.workspace_bytes();
     nb::tuple workspace;
     void* address = nullptr;
@@ -185,6 +187,10 @@ class ChunkKdaFwdCall {
     return std::pow(sizes.empty() ? 1.0 : static_cast<double>(std::max<std::int64_t>(sizes.back(), 1)), -0.5);
   }
 
+  [[nodiscard]] PlanOptions options(int num_threads) const {
+    return {.num_threads = num_threads, .state_products = state_products_};
+  }
+
   static BetaActivation parse_beta_activation(std::string_view name) {
     if (name == "sigmoid") return BetaActivation::kSigmoid;
     return name == "twice_sigmoid" ? BetaActivation::kTwiceSigmoid : BetaActivation::kNone;
@@ -202,6 +208,7 @@ class ChunkKdaFwdCall {
   ArrayView gpu_cu_seqlens_;  // before the next member, whose making may set it
   std::optional<std::vector<std::int64_t>> cu_seqlens_;
   std::optional<std::vector<std::int64_t>> chunk_indices_;
+  StateProducts state_products_;
   ChunkKdaFwdInputs inputs_;
   ChunkKdaFwdAttributes attributes_;
   ChunkKdaFwdOutputs expected_;
@@ -215,12 +222,13 @@ void bind_chunk_kda_fwd(nb::module_& module) {
   module.attr("CHUNK_KDA_FWD_OUTPUTS") = nb::tuple(names);
   nb::class_<ChunkKdaFwdCall>(module, "ChunkKdaFwdCall")
       .def(nb::init<std::string, const nb::tuple&, std::string_view, std::optional<double>, std::int64_t, bool, bool,
-                    double, bool, nb::handle, nb::handle, bool, std::string_view, bool, bool, bool, bool>(),
+                    double, bool, nb::handle, nb::handle, bool, std::string_view, bool, bool, bool, bool,
+                    std::string_view>(),
            nb::arg("op"), nb::arg("inputs"), nb::arg("layout"), nb::arg("scale").none(), nb::arg("chunk_size"),
            nb::arg("use_gate_in_kernel"), nb::arg("safe_gate"), nb::arg("lower_bound"), nb::arg("state_v_first"),
            nb::arg("cu_seqlens").none(), nb::arg("chunk_indices").none(), nb::arg("qk_l2norm"),
            nb::arg("beta_activation"), nb::arg("any_lower_bound"), nb::arg("g_is_gk"), nb::arg("h_has_batch"),
-           nb::arg("cu_seqlens_may_be_on_gpu"))
+           nb::arg("cu_seqlens_may_be_on_gpu"), nb::arg("state_products"))
       .def("outputs", &ChunkKdaFwdCall::outputs)
       .def("plan", &ChunkKdaFwdCall::plan, nb::arg("wanted"), nb::arg("num_threads"))
       .def("execute", &ChunkKdaFwdCall::execute, nb::arg("arrays"), nb::arg("num_threads"), nb::arg("stream") = 0,

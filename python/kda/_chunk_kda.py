@@ -50,6 +50,7 @@ def chunk_kda(
     A_log: Array | None = None,
     dt_bias: Array | None = None,
     chunk_size: int = 64,
+    state_products: str = "float32",
     cp_context: None = None,
     **kwargs: Any,
 ) -> tuple[Array, ...]:
@@ -86,6 +87,7 @@ def chunk_kda(
         A_log: `[HV]`, float32; with `use_gate_in_kernel` required unless `lower_bound` is given, when None is 0.
         dt_bias: `[HV*K]`, float32; None is 0.
         chunk_size: 64 or 128.
+        state_products: as for `chunk_kda_fwd`; not one of FLA's arguments.
         cp_context: context parallelism is not supported.
         **kwargs: `transpose_state_layout`, the deprecated name of `state_v_first`; anything else is refused.
 
@@ -108,7 +110,7 @@ def chunk_kda(
         q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
         use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
         return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, A_log=A_log, dt_bias=dt_bias,
-        chunk_size=chunk_size, cp_context=cp_context, **kwargs,
+        chunk_size=chunk_size, state_products=state_products, cp_context=cp_context, **kwargs,
     )  # fmt: skip
     results = execute(prepared.call, q, prepared.outputs, planned_threads())
     o, final_state = results["attn_out"], results.get("final_state")
@@ -139,6 +141,7 @@ def prepare_chunk_kda(
     A_log: Array | None = None,
     dt_bias: Array | None = None,
     chunk_size: int = 64,
+    state_products: str = "float32",
     **kwargs: Any,
 ) -> Prepared:
     """Check a call of `chunk_kda` without computing. Raises what `chunk_kda` raises."""
@@ -190,7 +193,7 @@ def prepare_chunk_kda(
         h_has_batch=True,
         cu_seqlens_may_be_on_gpu=True,
     )
-    return Prepared(prepare(arguments, form), tuple(outputs))
+    return Prepared(prepare(arguments, form, state_products), tuple(outputs))
 
 
 def _refuse_foreign(kwargs: dict[str, Any]) -> None:
@@ -239,6 +242,7 @@ def chunk_kda_fwd_direct(
     initial_state: Array | None = None,
     output_final_state: bool = True,
     safe_gate: bool = False,
+    state_products: str = "float32",
 ) -> ChunkKdaFwdResult:
     """Compute `chunk_kda_fwd` from gates that are summed already: a low-level entry for tests.
 
@@ -256,6 +260,7 @@ def chunk_kda_fwd_direct(
         initial_state: `[B,HV,128,V]`, float32.
         output_final_state: make final_state.
         safe_gate: a hint, without effect.
+        state_products: as for `chunk_kda_fwd`.
 
     Returns:
         The twelve results of `chunk_kda_fwd`, all of them; gk and initial_state are the very objects that were given,
@@ -269,7 +274,7 @@ def chunk_kda_fwd_direct(
     """
     prepared = prepare_direct(
         q, k, v, gk, beta, scale, chunk_size, initial_state=initial_state, output_final_state=output_final_state,
-        safe_gate=safe_gate,
+        safe_gate=safe_gate, state_products=state_products,
     )  # fmt: skip
     results = execute(prepared.call, q, prepared.outputs, planned_threads())
     return ChunkKdaFwdResult(**({"final_state": None} | results), gk=gk, initial_state=initial_state)
@@ -287,6 +292,7 @@ def prepare_direct(
     initial_state: Array | None = None,
     output_final_state: bool = True,
     safe_gate: bool = False,
+    state_products: str = "float32",
 ) -> Prepared:
     """Check a call of `chunk_kda_fwd_direct` without computing. Raises what `chunk_kda_fwd_direct` raises."""
     safe_gate = as_bool(DIRECT_OP, "safe_gate", safe_gate)
@@ -294,7 +300,7 @@ def prepare_direct(
     outputs = {"attn_out", "Aqk", "Akk", "w", "u", "qg", "kg", "v_new", "h"}
     if as_bool(DIRECT_OP, "output_final_state", output_final_state):
         outputs.add("final_state")
-    call = prepare(arguments, Form(op=DIRECT_OP, g_is_gk=True))
+    call = prepare(arguments, Form(op=DIRECT_OP, g_is_gk=True), state_products)
     shapes = {name: shape for name, (shape, _) in zip(OUTPUTS, call.outputs(), strict=True)}
     K, V = shapes["w"][-1], shapes["u"][-1]
     if K != 128:

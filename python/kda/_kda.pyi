@@ -27,6 +27,7 @@ Allocate: TypeAlias = Callable[[int], tuple[Any, int]]
 class PlanReport(TypedDict):
     backend: str
     num_threads: int
+    state_products: str
     variant: int
     launches: int
     workspace_bytes: int
@@ -52,6 +53,7 @@ class ChunkKdaFwdCall:
         g_is_gk: bool,
         h_has_batch: bool,
         cu_seqlens_may_be_on_gpu: bool,
+        state_products: str,
     ) -> None: ...
     def outputs(self) -> list[tuple[tuple[int, ...], str]]: ...
     def plan(self, wanted: tuple[bool, ...], num_threads: int) -> PlanReport: ...

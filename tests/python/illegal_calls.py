@@ -230,6 +230,8 @@ CHUNK_KDA_FWD_IN_PYTHON = [
     Illegal(
         "states int", PLAIN, {"return_intermediate_states": 1}, TypeError, "return_intermediate_states", "bool", "1"
     ),
+    Illegal("products None", PLAIN, {"state_products": None}, TypeError, "state_products", "string", "None"),
+    Illegal("products unknown", PLAIN, {"state_products": "half"}, ValueError, "state_products", "bfloat16", "half"),
     Illegal("bound string", FULL, {"lower_bound": "-5"}, TypeError, "lower_bound", "number", "str"),
     Illegal("cu_seqlens floats", PACKED, {"cu_seqlens": [0, 70.0]}, TypeError, "cu_seqlens", "integers", "float"),
     Illegal(

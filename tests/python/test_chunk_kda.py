@@ -52,10 +52,11 @@ def test_signature_is_the_contract():
         "q", "k", "v", "g", "beta", "scale", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel",
         "use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval", "safe_gate", "lower_bound",
         "disable_recompute", "return_intermediate_states", "state_v_first", "cu_seqlens", "cu_seqlens_cpu", "A_log",
-        "dt_bias", "chunk_size", "cp_context", "kwargs",
+        "dt_bias", "chunk_size", "state_products", "cp_context", "kwargs",
     ]  # fmt: skip
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     assert defaults.pop("chunk_size") == 64
+    assert defaults.pop("state_products") == "float32"
     assert set(defaults.values()) == {None, False}
 
 

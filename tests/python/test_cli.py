@@ -113,6 +113,21 @@ def test_run_has_the_defaults_of_the_call(tmp_path):
     assert load_file(output)["attn_out"].tobytes() == kda.chunk_kda_fwd(**call).attn_out.tobytes()
 
 
+@pytest.mark.parametrize("products", ["float32", "bfloat16"])
+def test_run_with_either_products(tmp_path, products):
+    call = arguments(FULL)
+    source, output = save_call(tmp_path / "in.safetensors", call), tmp_path / "out.safetensors"
+    result = kda_command("run", source, "-o", output, "--check", "--state-products", products)
+    assert result.exit_code == 0, result.output
+    used = kda.supported(**call, state_products=products).state_products
+    assert f"state products {used}" in result.stdout
+    expected = kda.chunk_kda_fwd(**call, state_products=products)
+    assert load_file(output)["attn_out"].tobytes() == expected.attn_out.tobytes()
+    with safe_open(output, "numpy") as file:
+        assert file.metadata()["state_products"] == used
+    assert_refused(kda_command("run", source, "-o", output, "--state-products", "half"), "state_products", "half")
+
+
 def test_run_misses_a_bound(tmp_path):
     call = arguments(PLAIN)
     call["v"] = call["v"].copy()

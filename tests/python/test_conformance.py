@@ -32,20 +32,24 @@ def torch():
     return pytest.importorskip("torch")
 
 
-@pytest.fixture(scope="module", params=sorted(PARSERS))
-def operator_and_digests(request):
+def cpp_digests(operator, *options):
     tool = Path(os.environ.get("KDA_BUILD_DIR", "")) / "tests" / "case_digest"
     if not tool.is_file():
         pytest.skip("KDA_BUILD_DIR names no build with tests/case_digest")
-    done = subprocess.run([tool, CASES_DIR / f"{request.param}.json"], capture_output=True, text=True, check=True)
-    return request.param, {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+    done = subprocess.run([tool, CASES_DIR / f"{operator}.json", *options], capture_output=True, text=True, check=True)
+    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module", params=sorted(PARSERS))
+def operator_and_digests(request):
+    return request.param, cpp_digests(request.param)
 
 
 def digests(arrays):
     return {name: f"{zlib.crc32(as_bytes(array)):08x}" for name, array in arrays.items() if array is not None}
 
 
-def call_and_outputs(operator, case):
+def call_and_outputs(operator, case, **options):
     """Return the arguments of a case's call, by name, and what NumPy gets from it."""
     if operator == "kda_gate":
         call = _gate_cases.make_gate_arguments(case)
@@ -53,7 +57,7 @@ def call_and_outputs(operator, case):
     if operator == "kda_gate_cumsum":
         call = _gate_cases.make_gate_cumsum_arguments(case)
         return call, {"gk": kda.kda_gate_cumsum(**call)}
-    call = arguments(case)
+    call = arguments(case) | options
     result = kda.chunk_kda_fwd(**call, **case.keep_flags)._asdict()
     del result["initial_state"]
     return call, {name: array for name, array in result.items() if array is not None}
@@ -115,3 +119,18 @@ def test_torch_has_the_bits_of_numpy(torch, operator, door):
         for name, array in outputs.items():
             assert type(made[name]) is torch.Tensor
             assert as_bytes(made[name]) == array.tobytes(), (case.name, name)
+
+
+def test_bfloat16_products_have_the_same_bits_through_every_door(torch):
+    operator = "chunk_kda_fwd"
+    found = cpp_digests(operator, "--bfloat16_products", "--filter", "combination_")
+    cases = [case for case in load(operator) if case.name in found]
+    assert len(cases) > 30
+    for case in cases:
+        call, outputs = call_and_outputs(operator, case, state_products="bfloat16")
+        assert digests(outputs) == found[case.name]["outputs"], case.name
+        if has_negative_strides(call):
+            continue
+        for door in ("kda", "kda.torch"):
+            made = torch_outputs(torch, importlib.import_module(door), operator, case, call)
+            assert digests(made) == found[case.name]["outputs"], (case.name, door)

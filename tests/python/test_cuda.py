@@ -86,6 +86,13 @@ def test_every_torch_door_has_the_same_bits(case):
         assert same_bits(a, b), name
 
 
+def test_bfloat16_products_with_the_state_are_the_cpus():
+    call = device_call(arguments(HOPPER))
+    assert kda.supported(**call, state_products="bfloat16").state_products == "float32"
+    expected = kda.chunk_kda_fwd(**call, **KEEP_ALL)
+    assert_same_results(kda.chunk_kda_fwd(**call, **KEEP_ALL, state_products="bfloat16"), expected)
+
+
 def test_metadata_stays_on_the_host():
     call = device_call(arguments(PACKED))
     expected = kda.chunk_kda_fwd(**call)

@@ -216,6 +216,7 @@ def passes_on(fla, reason, caplog, **given):
         {"return_intermediate_states": True},
         {"cp_context": None},
         {"chunk_size": 128},
+        {"state_products": "bfloat16"},
     ],
     ids=lambda changes: ",".join(changes) or "plain",
 )

@@ -60,8 +60,9 @@ def gate_arguments():
 
 
 SAMPLES = {
-    "chunk_kda_fwd": [((), tensor_call(case) | KEEP_ALL) for case in CALLS] + [((), tensor_call())],
-    "chunk_kda": [((), fla_call()), ((), fla_call(cu_seqlens=None, initial_state=None))],
+    "chunk_kda_fwd": [((), tensor_call(case) | KEEP_ALL) for case in CALLS]
+    + [((), tensor_call()), ((), tensor_call() | {"state_products": "bfloat16"})],
+    "chunk_kda": [((), fla_call()), ((), fla_call(cu_seqlens=None, initial_state=None, state_products="bfloat16"))],
     "chunk_kda_fwd_direct": [direct_call()],
     "fused_kda_gate": [(gate_arguments(), {}), ((*gate_arguments(), torch.float16, -2.5), {})],
     "kda_gate_cumsum": [
@@ -237,6 +238,8 @@ def test_gates_have_the_bits_of_the_functions():
 def test_errors_are_those_of_the_functions():
     with pytest.raises(ValueError, match="^chunk_kda_fwd: chunk_size: expected 64 or 128, got 32"):
         torch.ops.kda.chunk_kda_fwd(**tensor_call(chunk_size=32))
+    with pytest.raises(ValueError, match="^chunk_kda_fwd: state_products: expected float32 or bfloat16, got half"):
+        torch.ops.kda.chunk_kda_fwd(**tensor_call(state_products="half"))
     with pytest.raises(TypeError, match="^chunk_kda_fwd: g: expected dtype float32 or bfloat16, got float16"):
         torch.ops.kda.chunk_kda_fwd(**tensor_call(g=tensor_call()["g"].half()))
     with pytest.raises(ValueError, match="^chunk_kda: allow_neg_eigval: "):

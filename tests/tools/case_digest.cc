@@ -2,7 +2,7 @@
 // are compared bit for bit. The file's name tells the operator: kda_gate.json, kda_gate_cumsum.json, or
 // chunk_kda_fwd.json and any other.
 //
-//     case_digest FILE.json [--filter SUBSTRING]
+//     case_digest FILE.json [--filter SUBSTRING] [--bfloat16_products]
 //
 // One JSON object per line: {"name": ..., "inputs": {"q": "8 hex digits", ...}, "outputs": {"attn_out": ..., ...}}. A
 // hash is zlib's CRC-32 over the bytes of the elements in row-major order of the tensor's shape, whatever its strides.
@@ -64,10 +64,10 @@ Json line_of(const std::string& name, const NamedViews& inputs, Json outputs) {
   return {{"name", name}, {"inputs", digests(inputs)}, {"outputs", std::move(outputs)}};
 }
 
-Json line(const OpCase& c) {
+Json line(const OpCase& c, const PlanOptions& options) {
   const CaseInputs inputs = make_inputs(c);
   const ChunkKdaFwdInputs& t = inputs.tensors;
-  const RunResult result = run(inputs, kept_outputs(c));
+  const RunResult result = run(inputs, kept_outputs(c), {.plan = options});
   Json outputs = Json::object();
   for (int output = 0; output < kChunkKdaFwdOutputCount; ++output) {
     if (result.has(output)) outputs[std::string(kChunkKdaFwdOutputNames[output])] = digest(result.bytes(output));
@@ -84,40 +84,42 @@ Json line(const OpCase& c) {
                  std::move(outputs));
 }
 
-Json line(const GateCase& c) {
+Json line(const GateCase& c, const PlanOptions& options) {
   const GateCall call(c);
-  kda_gate(call.inputs, call.out, call.attributes);
+  kda_gate(call.inputs, call.out, call.attributes, options);
   return line_of(c.name, {{"g", &call.inputs.g}, {"A_log", &call.inputs.A_log}, {"dt_bias", &call.inputs.dt_bias}},
                  digests({{"out", &call.out}}));
 }
 
-Json line(const GateCumsumCase& c) {
+Json line(const GateCumsumCase& c, const PlanOptions& options) {
   const GateCumsumCall call(c);
-  kda_gate_cumsum(call.inputs, call.gk, call.attributes);
+  kda_gate_cumsum(call.inputs, call.gk, call.attributes, options);
   return line_of(c.name, {{"g", &call.inputs.g}, {"A_log", &call.inputs.A_log}, {"dt_bias", &call.inputs.dt_bias}},
                  digests({{"gk", &call.gk}}));
 }
 
 template <typename Case>
-void print(const std::vector<Case>& cases, const std::string& filter) {
+void print(const std::vector<Case>& cases, const std::string& filter, const PlanOptions& options) {
   for (const Case& c : cases) {
-    if (c.name.find(filter) != std::string::npos) std::cout << line(c).dump() << '\n';
+    if (c.name.find(filter) != std::string::npos) std::cout << line(c, options).dump() << '\n';
   }
 }
 
-int main_with(const std::vector<std::string>& arguments) {
+int main_with(std::vector<std::string> arguments) {
+  PlanOptions options;
+  if (std::erase(arguments, "--bfloat16_products") > 0) options.state_products = StateProducts::kBFloat16;
   if (arguments.size() != 1 && !(arguments.size() == 3 && arguments[1] == "--filter")) {
-    std::cerr << "usage: case_digest FILE.json [--filter SUBSTRING]\n";
+    std::cerr << "usage: case_digest FILE.json [--filter SUBSTRING] [--bfloat16_products]\n";
     return 2;
   }
   const std::string filter = arguments.size() == 3 ? arguments[2] : "";
   const std::filesystem::path file = arguments[0];
   if (file.stem() == "kda_gate") {
-    print(load_gate_cases(file), filter);
+    print(load_gate_cases(file), filter, options);
   } else if (file.stem() == "kda_gate_cumsum") {
-    print(load_gate_cumsum_cases(file), filter);
+    print(load_gate_cumsum_cases(file), filter, options);
   } else {
-    print(load_op_cases(file), filter);
+    print(load_op_cases(file), filter, options);
   }
   return 0;
 }

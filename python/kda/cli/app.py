@@ -32,6 +32,9 @@ UseGateInKernel = Annotated[bool | None, typer.Option(help="Make the gate from g
 SafeGate = Annotated[bool | None, typer.Option(help="The bounded gate.")]
 LowerBound = Annotated[float | None, typer.Option(help="Of the bounded gate, in [-5, 0).")]
 StateVFirst = Annotated[bool | None, typer.Option(help="States are [..., V, K].")]
+StateProducts = Annotated[
+    str, typer.Option(metavar="FORMAT", help="float32, or bfloat16: faster and less exact, where the CPU has it.")
+]
 
 
 @app.command()
@@ -42,6 +45,7 @@ def run(
     threads: Threads = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the float64 reference.")] = False,
     outputs: Annotated[str | None, typer.Option(metavar="NAMES", help="Outputs, by comma. Default: all.")] = None,
+    state_products: StateProducts = "float32",
     layout: Layout = None,
     scale: Scale = None,
     chunk_size: ChunkSize = None,
@@ -66,7 +70,7 @@ def run(
         state_v_first=state_v_first,
     )
     with user_errors("run"):
-        passed = run_command.run(input_file, output, overrides, backend, threads, outputs, check=check)
+        passed = run_command.run(input_file, output, overrides, backend, threads, outputs, state_products, check=check)
     raise typer.Exit(0 if passed else 1)
 
 

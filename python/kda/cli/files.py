@@ -168,9 +168,10 @@ def new_files(source: Path, *outputs: Path | None) -> Iterator[list[Path | None]
         yield [None if output is None else stack.enter_context(new_file(output)) for output in outputs]
 
 
-def write(path: Path, tensors: Mapping[str, npt.NDArray[Any]], attributes: Arguments) -> None:
-    """Write outputs under their names, with the attributes that made them."""
+def write(path: Path, tensors: Mapping[str, npt.NDArray[Any]], attributes: Arguments, state_products: str) -> None:
+    """Write outputs under their names, with the attributes and the products that made them."""
     metadata = {name: _text(getattr(attributes, name)) for name in _PARSERS if getattr(attributes, name) is not None}
+    metadata["state_products"] = state_products
     save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata)
 
 

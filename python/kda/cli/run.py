@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kda import _arrays, _kda, reference
 from kda._chunk_kda_fwd import OP, OUTPUTS, Arguments, prepare
-from kda._score import GPU_SLACK, Score, score_all
+from kda._score import BFLOAT16_PRODUCTS_SLACK, GPU_SLACK, Score, score_all
 from kda.cli import files
 from kda.cli.backend import Target, parse_target
 from kda.cli.console import UserError, progress, refusals, stdout
@@ -38,6 +38,7 @@ def run(
     backend: str,
     threads: int | None,
     outputs: str | None,
+    state_products: str,
     *,
     check: bool,
 ) -> bool:
@@ -51,7 +52,7 @@ def run(
         arguments = files.read_arguments(source, overrides)
         with refusals():
             placed = target.place(arguments)
-            call = prepare(placed)
+            call = prepare(placed, state_products=state_products)
             plan = call.plan(tuple(name in computed for name in OUTPUTS), threads or 0)
             _step(bar, task, "computing")
             arrays, timing = _compute(call, placed, computed, threads or 0, plan, target)
@@ -59,9 +60,9 @@ def run(
             arrays = {name: arrays[name] for name in names}
             if check:
                 _step(bar, task, "computing the reference")
-            scores = _check(arguments, arrays, target) if check else None
+            scores = _check(arguments, arrays, _slack(plan)) if check else None
         _step(bar, task, "writing")
-        files.write(temporary, arrays, arguments)
+        files.write(temporary, arrays, arguments, plan["state_products"])
     _report(arguments, arrays, rows, timing, plan, scores)
     return scores is None or all(score.ok for score in scores)
 
@@ -105,11 +106,17 @@ def _compute(
     return {name: target.fetch(array) for name, array in arrays.items()}, Timing(min(times), len(times))
 
 
-def _check(arguments: Arguments, arrays: dict[str, npt.NDArray[Any]], target: Target) -> list[Score]:
+def _slack(plan: _kda.PlanReport) -> float:
+    if plan["state_products"] == "bfloat16":
+        return BFLOAT16_PRODUCTS_SLACK
+    return 0 if plan["backend"] == "cpu" else GPU_SLACK
+
+
+def _check(arguments: Arguments, arrays: dict[str, npt.NDArray[Any]], slack: float) -> list[Score]:
     expected = reference.compute(arguments)
     cu_seqlens = arguments.cu_seqlens
     bounds = None if cu_seqlens is None else [int(bound) for bound in cu_seqlens]
-    return score_all(arrays, expected, arguments.chunk_size, bounds, 0 if target.device is None else GPU_SLACK)
+    return score_all(arrays, expected, arguments.chunk_size, bounds, slack)
 
 
 def _report(
@@ -125,7 +132,8 @@ def _report(
     console.print(_outputs_table(arrays, scores))
     runs = "one run" if timing.runs == 1 else f"best of {timing.runs} runs"
     console.print(
-        f"backend {plan['backend']}, threads {plan['num_threads']}, workspace {plan['workspace_bytes']:,} bytes"
+        f"backend {plan['backend']}, threads {plan['num_threads']}, state products {plan['state_products']}, "
+        f"workspace {plan['workspace_bytes']:,} bytes"
     )
     console.print(f"time {timing.seconds * 1e3:.3f} ms ({runs}), {rows / timing.seconds:,.0f} tokens*heads/s")
     if scores is not None:

@@ -66,12 +66,14 @@ def chunk_kda_fwd(
     disable_recompute: bool = False,
     return_intermediate_states: bool = False,
     state_v_first: bool = False,
+    *,
+    state_products: str = "float32",
 ) -> ChunkKdaFwdResult:
     """Compute `kda.chunk_kda_fwd`, with its arguments, results and errors, through `torch.ops.kda.chunk_kda_fwd`."""
     results = _operators.chunk_kda_fwd(
         q, k, v, g, beta, scale, chunk_size, layout, initial_state, output_final_state, _as_tensor(cu_seqlens),
         _as_tensor(chunk_indices), safe_gate, lower_bound, use_gate_in_kernel, A_log, dt_bias, disable_recompute,
-        return_intermediate_states, state_v_first,
+        return_intermediate_states, state_v_first, state_products=state_products,
     )  # fmt: skip
     kept = kept_names(
         output_final_state=output_final_state,
@@ -107,6 +109,7 @@ def chunk_kda(
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     chunk_size: int = 64,
+    state_products: str = "float32",
     cp_context: None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
@@ -121,7 +124,7 @@ def chunk_kda(
         q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
         use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
         return_intermediate_states, state_v_first, _as_tensor(cu_seqlens), _as_tensor(cu_seqlens_cpu), A_log=A_log,
-        dt_bias=dt_bias, chunk_size=chunk_size,
+        dt_bias=dt_bias, chunk_size=chunk_size, state_products=state_products,
     )  # fmt: skip
     kept_state = final_state if output_final_state else None
     return (o, kept_state, h) if return_intermediate_states else (o, kept_state)
@@ -139,6 +142,7 @@ def chunk_kda_fwd_direct(
     initial_state: Tensor | None = None,
     output_final_state: bool = True,
     safe_gate: bool = False,
+    state_products: str = "float32",
 ) -> ChunkKdaFwdResult:
     """Compute `kda.chunk_kda_fwd_direct` through `torch.ops.kda.chunk_kda_fwd_direct`.
 
@@ -146,7 +150,7 @@ def chunk_kda_fwd_direct(
     """
     attn_out, final_state, *others = _operators.chunk_kda_fwd_direct(
         q, k, v, gk, beta, scale, chunk_size, initial_state=initial_state, output_final_state=output_final_state,
-        safe_gate=safe_gate,
+        safe_gate=safe_gate, state_products=state_products,
     )  # fmt: skip
     return ChunkKdaFwdResult._make([attn_out, final_state if output_final_state else None, gk, *others, initial_state])
 

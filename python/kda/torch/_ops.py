@@ -117,6 +117,8 @@ def _fake_chunk_kda_fwd(
     disable_recompute: bool = False,
     return_intermediate_states: bool = False,
     state_v_first: bool = False,
+    *,
+    state_products: str = "float32",
 ) -> tuple[Tensor, ...]:
     sizes = _sizes("chunk_kda_fwd", q, v, layout, cu_seqlens)
     shapes = _output_shapes(sizes, chunk_size, state_v_first=state_v_first)
@@ -161,6 +163,7 @@ def _fake_chunk_kda(
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     chunk_size: int = 64,
+    state_products: str = "float32",
 ) -> tuple[Tensor, ...]:
     sizes = _sizes("chunk_kda", q, v, "BSND", cu_seqlens)
     all_shapes = _output_shapes(sizes, chunk_size, state_v_first=state_v_first)
@@ -190,6 +193,7 @@ def _fake_chunk_kda_fwd_direct(
     initial_state: Tensor | None = None,
     output_final_state: bool = True,
     safe_gate: bool = False,
+    state_products: str = "float32",
 ) -> tuple[Tensor, ...]:
     sizes = _sizes("chunk_kda_fwd_direct", q, v, "BNSD", None)
     shapes = _output_shapes(sizes, chunk_size, state_v_first=False)
@@ -233,8 +237,9 @@ OPERATORS = (
         ' str layout="BSND", Tensor? initial_state=None, bool output_final_state=False, Tensor? cu_seqlens=None,'
         " Tensor? chunk_indices=None, bool safe_gate=False, float? lower_bound=None, bool use_gate_in_kernel=False,"
         " Tensor? A_log=None, Tensor? dt_bias=None, bool disable_recompute=False,"
-        " bool return_intermediate_states=False, bool state_v_first=False) -> (Tensor attn_out, Tensor final_state,"
-        " Tensor gk, Tensor Aqk, Tensor Akk, Tensor w, Tensor u, Tensor qg, Tensor kg, Tensor v_new, Tensor h)",
+        ' bool return_intermediate_states=False, bool state_v_first=False, *, str state_products="float32") ->'
+        " (Tensor attn_out, Tensor final_state, Tensor gk, Tensor Aqk, Tensor Akk, Tensor w, Tensor u, Tensor qg,"
+        " Tensor kg, Tensor v_new, Tensor h)",
         _chunk_kda_fwd,
         _fake_chunk_kda_fwd,
     ),
@@ -244,15 +249,16 @@ OPERATORS = (
         " bool use_beta_sigmoid_in_kernel=False, bool allow_neg_eigval=False, bool safe_gate=False,"
         " float? lower_bound=None, bool disable_recompute=False, bool return_intermediate_states=False,"
         " bool state_v_first=False, Tensor? cu_seqlens=None, Tensor? cu_seqlens_cpu=None, *, Tensor? A_log=None,"
-        " Tensor? dt_bias=None, int chunk_size=64) -> (Tensor o, Tensor final_state, Tensor h)",
+        ' Tensor? dt_bias=None, int chunk_size=64, str state_products="float32") -> (Tensor o, Tensor final_state,'
+        " Tensor h)",
         _chunk_kda,
         _fake_chunk_kda,
     ),
     Operator(
         "chunk_kda_fwd_direct(Tensor q, Tensor k, Tensor v, Tensor gk, Tensor beta, float scale, int chunk_size, *,"
-        " Tensor? initial_state=None, bool output_final_state=True, bool safe_gate=False) -> (Tensor attn_out,"
-        " Tensor final_state, Tensor Aqk, Tensor Akk, Tensor w, Tensor u, Tensor qg, Tensor kg, Tensor v_new,"
-        " Tensor h)",
+        " Tensor? initial_state=None, bool output_final_state=True, bool safe_gate=False,"
+        ' str state_products="float32") -> (Tensor attn_out, Tensor final_state, Tensor Aqk, Tensor Akk, Tensor w,'
+        " Tensor u, Tensor qg, Tensor kg, Tensor v_new, Tensor h)",
         _chunk_kda_fwd_direct,
         _fake_chunk_kda_fwd_direct,
     ),
