@@ -1,6 +1,7 @@
 #pragma once
 
-// The building blocks of chunk_kda_fwd's CPU kernels, one function each, of the instruction set chosen for this process.
+// The building blocks of chunk_kda_fwd's CPU kernels, one function each, of the instruction set chosen for this
+// process.
 
 #include <cstdint>
 

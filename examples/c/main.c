@@ -1,5 +1,5 @@
-/* Runs chunk_kda_fwd the way an aclnn program does: describe device memory as tensors, ask for the workspace, execute on
-   a stream, copy back. */
+/* Runs chunk_kda_fwd the way an aclnn program does: describe device memory as tensors, ask for the workspace, execute
+   on a stream, copy back. */
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -47,9 +47,9 @@ struct ChunkKdaFwdInputs {
   TensorView A_log{};          // [HV]        fp32; required when use_gate_in_kernel
   TensorView dt_bias{};        // [HV*K]      fp32; optional
   TensorView initial_state{};  // [N,HV,K,V], or [N,HV,V,K] when state_v_first; fp32; optional
-  // [N+1] int32 or int64, on a GPU only, instead of the attribute of this name: read there, by the kernels alone, so that
-  // a captured graph can be replayed with new lengths. Nobody checks the numbers: each counts as raised to those before
-  // it and as lowered to T. Tokens of no sequence are left alone.
+  // [N+1] int32 or int64, on a GPU only, instead of the attribute of this name: read there, by the kernels alone, so
+  // that a captured graph can be replayed with new lengths. Nobody checks the numbers: each counts as raised to those
+  // before it and as lowered to T. Tokens of no sequence are left alone.
   TensorView cu_seqlens{};
 };
 

@@ -20,8 +20,8 @@ enum class StateProducts : std::uint8_t { kFloat32, kBFloat16 };
 
 // How a plan is to run. Nothing here changes a bit of any result, but for state_products.
 struct PlanOptions {
-  // CPU threads that may work on one execution, the calling thread included; at most 1024 do. 0: KDA_NUM_THREADS if that
-  // is set in the environment, else the CPUs this process may run on.
+  // CPU threads that may work on one execution, the calling thread included; at most 1024 do. 0: KDA_NUM_THREADS if
+  // that is set in the environment, else the CPUs this process may run on.
   int num_threads = 0;
   // Where kBFloat16 cannot be had (other CPUs, GPUs, other operators), it changes nothing.
   // ChunkKdaFwdPlan::state_products() tells.

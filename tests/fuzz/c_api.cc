@@ -1,5 +1,5 @@
-// The C API as a stranger might use it: any order of calls, with live, destroyed, foreign, null and made-up handles. Every
-// call succeeds or has one of the documented codes and a message.
+// The C API as a stranger might use it: any order of calls, with live, destroyed, foreign, null and made-up handles.
+// Every call succeeds or has one of the documented codes and a message.
 
 #include "acl/acl.h"
 
