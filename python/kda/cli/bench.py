@@ -329,6 +329,8 @@ def _write_json(path: Path, measurements: Sequence[Measurement], settings: Setti
 
 def _plot(path: Path, measurements: Sequence[Measurement]) -> None:
     """Draw the rates under the roof of memory and sgemm."""
+    from matplotlib.ticker import LogFormatter
+
     sgemm = statistics.median(m.sgemm_gflops for m in measurements if m.sgemm_gflops is not None)
     copy = statistics.median(m.copy_gbytes_per_second for m in measurements if m.copy_gbytes_per_second is not None)
     figure = plotting.new_figure(8, 5)
@@ -340,10 +342,13 @@ def _plot(path: Path, measurements: Sequence[Measurement]) -> None:
         axes.loglog(
             [m.flops_per_byte for m in shown], [m.gflops for m in shown], marker, label=f"outputs: {name}", alpha=0.6
         )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
     axes.set_xlabel("nominal work per byte of input and attn_out (FLOP/byte)")
     axes.set_ylabel("GFLOP/s by nominal work")
     axes.set_title(f"chunk_kda_fwd, {info().cpu}, {info().cpu_instruction_set}")
-    axes.legend()
+    axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)
 
 

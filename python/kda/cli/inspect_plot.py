@@ -53,10 +53,14 @@ def draw(path: Path, report: Report, title: str) -> None:
 def _draw_decays(figure: Any, axes: Any, report: Report) -> None:
     """How the decays of single steps are distributed: a row per head, a column per bin of half-lives."""
     counts = np.array([head.histogram for head in report.heads], np.float64).reshape(-1, len(HALF_LIFE_EDGES) + 1)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     step = HALF_LIFE_EDGES[1] / HALF_LIFE_EDGES[0]
     edges = np.concatenate([[HALF_LIFE_EDGES[0] / step], HALF_LIFE_EDGES, [HALF_LIFE_EDGES[-1] * step]])
-    mesh = axes.pcolormesh(edges, np.arange(len(counts) + 1) - 0.5, np.ma.masked_equal(100 * shares, 0), cmap="viridis")
+    # From 0, as shares that are all alike would span a range beyond 100 % by themselves.
+    mesh = axes.pcolormesh(
+        edges, np.arange(len(counts) + 1) - 0.5, np.ma.masked_equal(shares, 0), cmap="viridis",
+        vmin=0, vmax=shares.max(initial=1),
+    )  # fmt: skip
     axes.set_xscale("log")
     _name_heads(axes, len(counts), "head")
     axes.set_xlabel("half-life of a step (tokens; the outer bins: beyond)")
