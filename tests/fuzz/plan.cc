@@ -96,7 +96,11 @@ class Call {
   std::deque<Tensor> tensors_;
 };
 
-PlanOptions draw_options(FuzzedDataProvider& draw) { return {.num_threads = draw.ConsumeIntegralInRange(-1, 4)}; }
+// Now and then a number of threads that there cannot be, or products of no format.
+PlanOptions draw_options(FuzzedDataProvider& draw) {
+  const int drawn = draw.ConsumeIntegralInRange(0, 6 * 3 - 1);
+  return {.num_threads = drawn % 6 - 1, .state_products = static_cast<StateProducts>(drawn / 6)};
+}
 
 std::int64_t draw_tokens(FuzzedDataProvider& draw) {
   constexpr std::array<std::int64_t, 14> kTokens{17, 0, 1, 2, 5, 15, 16, 31, 63, 64, 65, 100, 129, 200};
@@ -308,9 +312,12 @@ void run_fwd(FuzzedDataProvider& draw) {
   Fwd call;
   describe(draw, call);
   for (int i = draw.ConsumeIntegralInRange(0, 2); i > 0; --i) spoil(draw, call);
-  const ChunkKdaFwdPlan plan(call.in, call.out, call.attributes, draw_options(draw));
+  const PlanOptions options = draw_options(draw);
+  const ChunkKdaFwdPlan plan(call.in, call.out, call.attributes, options);
   const ChunkKdaFwdDims& dims = plan.dims();
   require(plan.num_threads() >= 1 && plan.launches() >= 0, "a plan can say how it runs");
+  require(plan.state_products() == StateProducts::kFloat32 || plan.state_products() == options.state_products,
+          "a plan uses no products that nobody asked for");
   const double tokens = static_cast<double>(dims.T) * (call.attributes.cu_seqlens ? 1.0 : static_cast<double>(dims.B));
   if (tokens * static_cast<double>(dims.HV * dims.K * dims.V) > kMostWork) return;
 
