@@ -2,10 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+
+import kda
+from helpers import arguments
 
 pytest.importorskip("typer")
 
@@ -73,9 +77,42 @@ def test_shapes_are_compared_with_the_usual_one(tmp_path):
     assert all(m["ratio_to_usual_shape"] > 0 for m in measurements)
 
 
-def test_foreign_settings_of_the_blas_are_dropped(tmp_path):
-    done = bench(*SMALL, OPENBLAS_CORETYPE="Nehalem", OPENBLAS_NUM_THREADS="1")
+def blas_of(path, **environment):
+    """Return what a run says of NumPy's BLAS and of the instruction set."""
+    done = bench(*SMALL, "--heads", "2", "--json", path, **environment)
     assert done.returncode == 0, done.stderr
+    report = json.loads(path.read_text())
+    assert report["blas"] in done.stdout
+    return report["blas"], report["instruction_set"]
+
+
+def test_the_blas_has_the_kernels_of_the_instruction_set(tmp_path):
+    """Its own choice, whatever the environment says, unless KDA_CPU_ISA asks for less than the machine has."""
+    pytest.importorskip("threadpoolctl")
+    foreign = {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_L2_SIZE": "1", "OPENBLAS_NUM_THREADS": "1"}
+    usual = blas_of(tmp_path / "usual.json")
+    assert blas_of(tmp_path / "foreign.json", **foreign) == usual
+    if not usual[0].startswith("openblas"):
+        pytest.skip(f"NumPy's BLAS is {usual[0]}")
+    assert usual[0].endswith(", 2 threads)")
+    best, *others = kda.info().cpu_instruction_sets
+    assert blas_of(tmp_path / "best.json", KDA_CPU_ISA=best) == usual
+    for name, kernels in (("AVX2", "Haswell"), ("SSE4", "Nehalem")):
+        if name in others:
+            found = blas_of(tmp_path / f"{name}.json", KDA_CPU_ISA=name, **foreign)
+            assert found == (re.sub(r"\(\w+,", f"({kernels},", usual[0]), name)
+
+
+def test_scaling_and_products(tmp_path):
+    file = tmp_path / "bench.json"
+    done = bench(*SMALL, "--scaling", "--state-products", "bfloat16", "--json", file, COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(file.read_text())
+    call = arguments()
+    assert report["state_products"] == kda.supported(**call, state_products="bfloat16").state_products
+    assert f"state products {report['state_products']}" in done.stdout
+    assert "of 1 thread" in done.stdout
+    assert all(m["ratio_to_one_thread"] > 0 for m in report["measurements"])
 
 
 def test_picture(tmp_path):
@@ -94,6 +131,7 @@ def test_picture(tmp_path):
         (("--filter", "no such case"), "no such case"),
         (("--filter", "packed_all_empty_BSND_zero"), "packed_all_empty_BSND_zero"),
         (("--shapes", "--filter", "fp16"), "--shapes"),
+        (("--state-products", "half"), "--state-products"),
         (("--backend", "abacus"), "--backend"),
         (("--json", "/nowhere/bench.json"), "/nowhere/bench.json"),
     ],

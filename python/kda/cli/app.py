@@ -142,6 +142,8 @@ def bench(
     shapes: Annotated[
         bool, typer.Option("--shapes", help="Other shapes, each beside K = V = 128 per unit of nominal work.")
     ] = False,
+    state_products: StateProducts = "float32",
+    scaling: Annotated[bool, typer.Option("--scaling", help="Compare with one thread, too.")] = False,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each, for the median.")] = 7,
     sgemm_size: Annotated[int, typer.Option(min=1, max=16384, help="Rows of the matrices compared with.")] = 2048,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.")] = None,
@@ -149,7 +151,8 @@ def bench(
 ) -> None:
     """Time chunk_kda_fwd, on the CPU beside a float32 matrix product and a copy in the same run.
 
-    The cases are those of tests/op_cases, scaled to other numbers of tokens and heads.
+    The cases are those of tests/op_cases, scaled to other numbers of tokens and heads. The matrix product is limited to
+    the instruction set that KDA_CPU_ISA names.
     """
     with user_errors("bench"):
         settings = bench_command.Settings(
@@ -160,6 +163,8 @@ def bench(
             rounds=rounds,
             sgemm_size=sgemm_size,
             shapes=shapes,
+            scaling=scaling,
+            state_products=state_products,
         )
         bench_command.bench(settings, backend, json_file, plot_file)
 

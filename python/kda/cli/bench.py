@@ -24,12 +24,13 @@ from rich.table import Table
 
 from kda import _arrays, _cases
 from kda._cases import Case
-from kda._chunk_kda_fwd import OP, OUTPUTS, Arguments, prepare
+from kda._chunk_kda_fwd import OP, OUTPUTS, STATE_PRODUCTS, Arguments, prepare
 from kda._info import info
+from kda._supported import supported
 from kda._threads import get_num_threads
 from kda.cli import plotting
 from kda.cli.backend import CPU, Target, parse_target
-from kda.cli.console import UserError, progress, stdout
+from kda.cli.console import UserError, progress, refusals, stdout
 from kda.cli.verify import matches
 
 # The cases that are timed unless others are named, and what a server asks for of them, and what the whole contract is.
@@ -49,8 +50,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 Work: TypeAlias = Callable[[], object]
 
+# The kernels of OpenBLAS for an instruction set that is not the machine's best.
+_OPENBLAS_CORES = {"AVX2": "Haswell", "SSE4": "Nehalem"}
+
 # A BLAS's threads keep their CPUs busy for some time after a product.
 _SETTLING_SECONDS = 0.05
+# What a measurement of short calls adds up to.
+_SAMPLE_SECONDS = 0.01
 _GENERATED_TOKENS = 512
 _COPIED_BYTES = 1 << 28
 # Calls of one measurement on a GPU, which works on one while the next is on its way.
@@ -68,6 +74,8 @@ class Settings:
     rounds: int
     sgemm_size: int
     shapes: bool = False
+    scaling: bool = False
+    state_products: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,8 @@ class Measurement:
     ratio_to_bandwidth_floor: float | None = None
     ratio_to_usual_shape: float | None = None
     """Rate by nominal work over that of K = V = 128, chunks of 64, bf16 and dense, measured in turns with it."""
+    ratio_to_one_thread: float | None = None
+    """Rate over that of the same call on one thread, measured in turns with it."""
 
 
 def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: Path | None) -> None:
@@ -95,6 +105,10 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
     target = parse_target(backend)
     if target != CPU and plot_file is not None:
         raise UserError(f"--plot: expected none with --backend {backend}, got {plot_file}")
+    if target != CPU and settings.scaling:
+        raise UserError(f"--scaling: expected none with --backend {backend}")
+    if settings.state_products not in STATE_PRODUCTS:
+        raise UserError(f"--state-products: expected {' or '.join(STATE_PRODUCTS)}, got {settings.state_products!r}")
     for path in (json_file, plot_file):
         if path is not None and not path.parent.is_dir():
             raise UserError(f"{path} cannot be written: {path.parent} is no folder")
@@ -103,6 +117,7 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
     if target == CPU:
         restart_with_threads(settings.threads)
     usual, cases = _select(settings)
+    conditions = _conditions(settings, backend, target)
     measurements: list[Measurement] = []
     runs = [
         (case, T, H, name) for case in cases for T in settings.tokens for H in settings.heads for name in OUTPUT_SETS
@@ -115,21 +130,30 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
             bar.advance(task)
     for case in cases:
         stdout().print(_table(case.name, [m for m in measurements if m.case == case.name]))
+    stdout().print(f"backend {conditions['backend']}, state products {conditions['state_products']}")
     if target == CPU:
+        stdout().print(f"NumPy's BLAS: {conditions['blas']}")
         stdout().print(
             "of sgemm: rate by nominal work over NumPy's sgemm; "
             "of copy: the time that copying inputs and attn_out takes"
         )
     if json_file is not None:
-        _write_json(json_file, measurements, settings, backend)
+        _write_json(json_file, measurements, settings, conditions)
     if plot_file is not None:
         _plot(plot_file, measurements)
 
 
 def restart_with_threads(threads: int) -> None:
-    """Run this process anew unless its BLAS has as many threads, and kernels of its own choice."""
+    """Run this process anew unless its BLAS has as many threads, and the right kernels.
+
+    These are the BLAS's own choice, but for an instruction set that is not the machine's best: then those for that set.
+    """
     wanted = {"OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    unwanted = {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"} & os.environ.keys()
+    with refusals():
+        used, best = info().cpu_instruction_set, info().cpu_instruction_sets[0]
+    if used != best and used in _OPENBLAS_CORES:
+        wanted["OPENBLAS_CORETYPE"] = _OPENBLAS_CORES[used]
+    unwanted = {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"} & os.environ.keys() - wanted.keys()
     if not unwanted and all(os.environ.get(name) == value for name, value in wanted.items()):
         return
     environment = {name: value for name, value in os.environ.items() if name not in unwanted} | wanted
@@ -191,7 +215,12 @@ def flops(case: Case) -> float:
 def _measure(case: Case, output_set: str, settings: Settings, usual: Case | None, target: Target) -> Measurement:
     arguments = make_arguments(case)
     cases = [case] if usual is None else [case, usual]
-    calls = [operator(make_arguments(c), OUTPUT_SETS[output_set], settings.threads, target) for c in cases]
+    threads = [settings.threads] * len(cases)
+    if settings.scaling:
+        cases.append(case)
+        threads.append(1)
+    names, products = OUTPUT_SETS[output_set], settings.state_products
+    calls = [operator(make_arguments(c), names, used, target, products) for c, used in zip(cases, threads, strict=True)]
     moved = sum(getattr(arguments, name).nbytes for name in ("q", "k", "v", "g", "beta")) + arguments.v.nbytes
     if target == CPU:
         with ThreadPoolExecutor(settings.threads) as pool:
@@ -210,6 +239,7 @@ def _measure(case: Case, output_set: str, settings: Settings, usual: Case | None
         gflops=rates[0] / 1e9,
         flops_per_byte=flops(case) / moved,
         ratio_to_usual_shape=None if usual is None else rates[0] / rates[1],
+        ratio_to_one_thread=rates[0] / rates[-1] if settings.scaling else None,
     )
     if target != CPU:
         return measured
@@ -242,17 +272,28 @@ def alternate(works: Sequence[Work], rounds: int) -> list[float]:
     for _ in range(rounds):
         for work, taken in zip(works, times, strict=True):
             time.sleep(_SETTLING_SECONDS)
-            work()
-            start = time.perf_counter()
-            work()
-            taken.append(time.perf_counter() - start)
+            repeats = max(1, int(_SAMPLE_SECONDS / _seconds_of(work, 1)))
+            taken.append(_seconds_of(work, repeats) / repeats)
     return [statistics.median(taken) for taken in times]
 
 
-def operator(arguments: Arguments, names: tuple[str, ...], threads: int, target: Target = CPU) -> Work:
+def _seconds_of(work: Work, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return time.perf_counter() - start
+
+
+def operator(
+    arguments: Arguments,
+    names: tuple[str, ...],
+    threads: int,
+    target: Target = CPU,
+    state_products: str = "float32",
+) -> Work:
     """Return a planned call that computes the named outputs, their memory being there already."""
     placed = target.place(arguments)
-    call = prepare(placed)
+    call = prepare(placed, state_products=state_products)
     specs = dict(zip(OUTPUTS, call.outputs(), strict=True))
     kind = _arrays.kind_of(OP, "q", placed.q)
     arrays = {name: kind.empty(*specs[name], like=placed.q) for name in names}
@@ -305,7 +346,10 @@ def _table(case: str, measurements: Sequence[Measurement]) -> Table:
         # Tokens per second say little where the work per token differs.
         del columns["ktok*heads/s"]
         columns["of K=V=128"] = lambda m: f"{m.ratio_to_usual_shape:.2f}"
-    table = Table(title=case)
+    if measurements[0].ratio_to_one_thread is not None:
+        columns["of 1 thread"] = lambda m: f"{m.ratio_to_one_thread:.2f}"
+    # Nine columns and their padding are too wide for most terminals.
+    table = Table(title=case, padding=(0, 1 if len(columns) < 9 else 0))
     for name in columns:
         table.add_column(name, justify="left" if name == "outputs" else "right", no_wrap=True)
     for measurement in measurements:
@@ -313,14 +357,40 @@ def _table(case: str, measurements: Sequence[Measurement]) -> Table:
     return table
 
 
-def _write_json(path: Path, measurements: Sequence[Measurement], settings: Settings, backend: str) -> None:
+def _conditions(settings: Settings, backend: str, target: Target) -> dict[str, str]:
+    """Return what is measured on and with."""
     found = info()
-    report = {
+    usual = next(case for case in _cases.load(_cases.default_path()) if case.name == DEFAULT_CASES[0])
+    call = target.place(_cases.make_arguments(dataclasses.replace(usual, T=1)))
+    products = supported(**call._asdict(), state_products=settings.state_products).state_products
+    return {
         "version": found.version,
         "date": time.strftime("%Y-%m-%d"),
         "cpu": found.cpu,
         "instruction_set": found.cpu_instruction_set,
         "backend": f"{backend}: {next(one.detail for one in found.backends if backend.startswith(one.name))}",
+        "state_products": str(products),
+        "blas": _blas(),
+    }
+
+
+def _blas() -> str:
+    """Return what NumPy's BLAS says of itself: its kernels decide what "of sgemm" means."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return "unknown: that needs threadpoolctl"
+    found = [one for one in threadpool_info() if one["user_api"] == "blas"]
+    if not found:
+        return "unknown"
+    kernels = found[0].get("architecture", "kernels of its own choice")
+    return f"{found[0]['internal_api']} {found[0]['version']} ({kernels}, {found[0]['num_threads']} threads)"
+
+
+def _write_json(
+    path: Path, measurements: Sequence[Measurement], settings: Settings, conditions: dict[str, str]
+) -> None:
+    report = conditions | {
         "settings": dataclasses.asdict(settings),
         "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
     }
