@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 import typer
 from rich.table import Table
 
@@ -26,6 +25,11 @@ from kda._info import info
 from kda._score import relative_error
 from kda.cli import bench
 from kda.cli.console import UserError, progress, stdout, user_errors
+
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit("compare_torch.py: needs torch: pip install torch") from None
 
 Tensor: TypeAlias = torch.Tensor
 

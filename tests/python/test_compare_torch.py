@@ -111,3 +111,9 @@ def test_refusals_are_one_line(options, message):
     assert done.stderr.startswith("kda compare_torch: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_without_torch_the_program_says_so():
+    code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "compare_torch.py: needs torch: pip install torch\n")

@@ -151,8 +151,9 @@ def bench(
 ) -> None:
     """Time chunk_kda_fwd, on the CPU beside a float32 matrix product and a copy in the same run.
 
-    The cases are those of tests/op_cases, scaled to other numbers of tokens and heads. The matrix product is limited to
-    the instruction set that KDA_CPU_ISA names.
+    The cases are those of tests/op_cases, scaled to other numbers of tokens and heads.
+
+    The matrix product is limited to the instruction set that KDA_CPU_ISA names.
     """
     with user_errors("bench"):
         settings = bench_command.Settings(
