@@ -55,8 +55,8 @@ _OPENBLAS_CORES = {"AVX2": "Haswell", "SSE4": "Nehalem"}
 
 # A BLAS's threads keep their CPUs busy for some time after a product.
 _SETTLING_SECONDS = 0.05
-# What a measurement of short calls adds up to.
-_SAMPLE_SECONDS = 0.01
+# What a measurement of short calls adds up to, and what goes before it: a CPU that slept is slow for a while.
+_SAMPLE_SECONDS = 0.02
 _GENERATED_TOKENS = 512
 _COPIED_BYTES = 1 << 28
 # Calls of one measurement on a GPU, which works on one while the next is on its way.
@@ -273,6 +273,8 @@ def alternate(works: Sequence[Work], rounds: int) -> list[float]:
         for work, taken in zip(works, times, strict=True):
             time.sleep(_SETTLING_SECONDS)
             repeats = max(1, int(_SAMPLE_SECONDS / _seconds_of(work, 1)))
+            if repeats > 1:
+                _seconds_of(work, repeats)
             taken.append(_seconds_of(work, repeats) / repeats)
     return [statistics.median(taken) for taken in times]
 
