@@ -29,7 +29,7 @@ class Support:
     error: type[Exception] | None
     """What the call would raise."""
     state_products: str | None = None
-    """The products with the state that the call would use: "bfloat16" only where it asks for them and the CPU has
+    """The products with the state that the call would use, "bfloat16" only where it asks for them and the CPU has
     them. None for a gate, which has no such products, and for a call that is not supported."""
 
     def __bool__(self) -> bool:
