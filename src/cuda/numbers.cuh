@@ -13,6 +13,12 @@
 
 namespace kda::cuda {
 
+inline constexpr float kGkPerGate = 1.44269504f;
+
+// Every kernel that makes gk sums the gates of this many rows from zero, and adds that to the sum of what comes before
+// them in the chunk.
+inline constexpr int kSumRows = 8;
+
 __device__ __forceinline__ float widen(std::uint16_t bits, bool is_bf16) {
   return is_bf16 ? __uint_as_float(static_cast<std::uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
 }
@@ -73,15 +79,43 @@ __device__ __forceinline__ void store1(void* data, Dtype dtype, std::int64_t off
   }
 }
 
-// 1 / (1 + e^-x) for every x.
-__device__ __forceinline__ float sigmoid(float x) {
-  const float t = expf(-fabsf(x));
-  return (x < 0 ? t : 1.0f) / (1.0f + t);
+// e^-|x|, to 2^-21 of itself, and 0 below about 2^-126.
+__device__ __forceinline__ float exp_of_minus_abs(float x) {
+  // Far enough; unlike fminf, it keeps NaN.
+  float magnitude;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(magnitude) : "f"(fabsf(x)), "f"(128.0f));
+  // The exponent in base 2 and what its rounding leaves.
+  const float log2 = -1.44269504f * magnitude;
+  const float rest = fmaf(-1.92596303e-8f, magnitude, fmaf(-1.44269502f, magnitude, -log2));
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(log2));
+  return fmaf(power * 0.693147181f, rest, power);
 }
 
-// log(1 + e^x) for every x, with relative accuracy down to where e^x vanishes.
+// 1 / x to about 2^-23 of itself.
+__device__ __forceinline__ float near_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / (1 + e^-x) for every x.
+__device__ __forceinline__ float sigmoid(float x) {
+  const float t = exp_of_minus_abs(x);
+  return (x < 0 ? t : 1.0f) * near_reciprocal(1.0f + t);
+}
+
+// log(1 + e^x) for every x, with relative accuracy down to where e^x vanishes: log(1 + t) = 2 artanh(t / (2 + t)).
 __device__ __forceinline__ float softplus(float x) {
-  const float log_part = log1pf(expf(-fabsf(x)));
+  const float t = exp_of_minus_abs(x);
+  const float s = t * near_reciprocal(2.0f + t);
+  const float square = s * s;
+  float series = fmaf(square, 2.0f / 13, 2.0f / 11);
+  series = fmaf(series, square, 2.0f / 9);
+  series = fmaf(series, square, 2.0f / 7);
+  series = fmaf(series, square, 2.0f / 5);
+  series = fmaf(series, square, 2.0f / 3);
+  const float log_part = fmaf(series * square, s, 2.0f * s);
   return x > 0 ? x + log_part : log_part;
 }
 

@@ -16,7 +16,6 @@ enum class Role { kQueries, kKeys };
 inline constexpr int kExtrasThreads = 256;
 inline constexpr int kPanel = 32;
 inline constexpr int kPanelPitch = kPanel + 1;
-inline constexpr float kPerLn2 = 1.44269504f;
 
 // A panel of channels of a chunk.
 struct ChannelPanel {
@@ -146,10 +145,14 @@ class Extras {
   __device__ void store_gk(int channel) const {
     if (thread_ >= kPanel || channel + thread_ >= t_.K) return;
     float* to = t_.at.gk + row_of(t_.gk, item_, item_.head, first_) + (channel + thread_) * t_.gk.inner;
-    float sum = 0;
-    for (int row = 0; row < rows_; ++row, to += t_.gk.token) {
-      sum += panel_.step[row * kPanelPitch + thread_];
-      *to = sum * kPerLn2;
+    float before = 0;
+    for (int first = 0; first < rows_; first += kSumRows) {
+      float sum = 0;
+      for (int row = first; row < min(first + kSumRows, rows_); ++row, to += t_.gk.token) {
+        sum += panel_.step[row * kPanelPitch + thread_];
+        *to = (before + sum) * kGkPerGate;
+      }
+      before += sum;
     }
   }
 

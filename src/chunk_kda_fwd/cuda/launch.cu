@@ -4,7 +4,6 @@
 #include <cstddef>
 
 #include "chunk_kda_fwd/cuda/chain.cuh"
-#include "chunk_kda_fwd/cuda/extras.cuh"
 #include "cuda/runtime.cuh"
 
 namespace kda::cuda {
@@ -118,19 +117,6 @@ bool launch_chain(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* fai
                  : launch_chain<ChainShape<16, 4, 8>>(task, stream, failure);
 }
 
-bool launch_extras(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
-  const bool has_queries =
-      task.at.gk != nullptr || task.at.Aqk != nullptr || task.at.qg != nullptr || task.at.kg != nullptr;
-  const bool has_keys = task.at.Akk != nullptr || task.at.w != nullptr || task.at.u != nullptr;
-  const std::int64_t chunks = task.is_packed ? task.NC : task.NC * task.N;
-  if ((!has_queries && !has_keys) || chunks == 0) return true;
-  const int bytes = Extras::floats(task.C) * static_cast<int>(sizeof(float));
-  if (!allow_shared_memory(reinterpret_cast<const void*>(extras_kernel), bytes, failure)) return false;
-  const dim3 grid(static_cast<unsigned>(chunks * task.HV), has_keys ? 2 : 1);
-  extras_kernel<<<grid, kExtrasThreads, static_cast<std::size_t>(bytes), stream>>>(task);
-  return succeeded(cudaGetLastError(), "launch of the intermediates", failure);
-}
-
 }  // namespace
 
 bool launch_chunk_kda_fwd(const ChunkKdaFwdTask& task, void* stream_, Failure* failure) {
@@ -143,7 +129,7 @@ bool launch_chunk_kda_fwd(const ChunkKdaFwdTask& task, void* stream_, Failure* f
     if (!is_there) return false;
   }
   const bool is_launched = task.is_hopper ? launch_hopper(task, stream_, failure) : launch_chain(task, stream, failure);
-  return is_launched && launch_extras(task, stream, failure);
+  return is_launched && launch_extras(task, stream_, failure);
 }
 
 }  // namespace kda::cuda

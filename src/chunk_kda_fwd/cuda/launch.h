@@ -11,4 +11,7 @@ bool launch_chunk_kda_fwd(const ChunkKdaFwdTask& task, void* stream, Failure* fa
 // The launches that make attn_out, v_new, h and final_state on the Hopper path.
 bool launch_hopper(const ChunkKdaFwdTask& task, void* stream, Failure* failure);
 
+// The launch that makes gk, Aqk, Akk, w, u, qg and kg, where any is asked for.
+bool launch_extras(const ChunkKdaFwdTask& task, void* stream, Failure* failure);
+
 }  // namespace kda::cuda

@@ -30,6 +30,12 @@ bool takes_hopper_path(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
          p.gate_mode != GateMode::kAccumulated && !generic_is_forced();
 }
 
+// Chunks of 128 need more shared memory than some devices have.
+bool takes_tensor_extras(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
+  const bool is_large = device.minor == 0;  // 8.0 and 9.0
+  return p.dims.K == 128 && p.dims.V == 128 && (p.dims.C == 64 || is_large) && !generic_is_forced();
+}
+
 bool steps_by(const RowStrides& strides, std::int64_t elements) {
   return strides.inner == 1 && strides.batch % elements == 0 && strides.token % elements == 0 &&
          strides.head % elements == 0;
@@ -116,6 +122,7 @@ ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device)
   const int widest = t.K > 128 || few ? 64 : 128;
   t.panels = (t.V + widest - 1) / widest;
   t.is_hopper = takes_hopper_path(p, device);
+  t.has_tensor_extras = takes_tensor_extras(p, device);
   t.cu_seqlens_dtype = p.cu_seqlens_dtype;
   t.cu_seqlens_stride = p.cu_seqlens_stride;
   t.blocks = blocks_of(p);

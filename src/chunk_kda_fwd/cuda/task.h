@@ -48,11 +48,12 @@ struct ChunkKdaFwdTask {
   RowStrides attn_out, gk, Aqk, Akk, w, u, qg, kg, v_new;
   StateStrides final_state, h;
 
-  int panels;           // blocks of threads that share the columns of one state
-  bool is_hopper;       // the path for K = V = 128 in bf16 on Hopper
-  std::int64_t blocks;  // of 16 tokens, of all sequences together
-  Divisor by_heads;     // HV
-  Divisor by_blocks;    // blocks of a sequence, when dense
+  int panels;              // blocks of threads that share the columns of one state
+  bool is_hopper;          // the path for K = V = 128 in bf16 on Hopper
+  bool has_tensor_extras;  // gk, Aqk, Akk, w, u, qg and kg on the tensor cores
+  std::int64_t blocks;     // of 16 tokens, of all sequences together
+  Divisor by_heads;        // HV
+  Divisor by_blocks;       // blocks of a sequence, when dense
   int multiprocessors;
   std::byte* images;                     // device memory, [blocks,HV] BlockImage; null unless is_hopper
   PackedSequence* sequences;             // device memory, [N]; null when dense

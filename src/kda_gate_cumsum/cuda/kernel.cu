@@ -13,8 +13,6 @@ namespace kda::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRows = 8;  // whose loads are under way at once
-constexpr float kPerLn2 = 1.44269504f;
 
 // Where packed sequences and their chunks begin, as a kernel's argument: nothing else outlives the launch in a captured
 // graph.
@@ -82,11 +80,11 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
 
-  float sum[kCount] = {};
-  for (int first = 0; first < place.rows; first += kRows) {
-    float g[kRows][kCount];
+  float before[kCount] = {};
+  for (int first = 0; first < place.rows; first += kSumRows) {
+    float g[kSumRows][kCount];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r, from += t.g.token) {
+    for (int r = 0; r < kSumRows; ++r, from += t.g.token) {
       if (first + r >= place.rows) break;
       if constexpr (kCount == 1) {
         g[r][0] = load1(t.at.g, t.g_dtype, from);
@@ -98,15 +96,16 @@ __global__ void __launch_bounds__(kThreads)
         g[r][3] = four.w;
       }
     }
+    float sum[kCount] = {};
 #pragma unroll
-    for (int r = 0; r < kRows; ++r, to += t.gk.token) {
+    for (int r = 0; r < kSumRows; ++r, to += t.gk.token) {
       if (first + r >= place.rows) break;
       float gk[kCount];
 #pragma unroll
       for (int c = 0; c < kCount; ++c) {
         // Never one operation with the last of the gate.
         sum[c] = __fadd_rn(sum[c], gate(g[r][c], bias[c]));
-        gk[c] = sum[c] * kPerLn2;
+        gk[c] = __fadd_rn(before[c], sum[c]) * kGkPerGate;
       }
       if constexpr (kCount == 1) {
         *to = gk[0];
@@ -114,6 +113,8 @@ __global__ void __launch_bounds__(kThreads)
         *reinterpret_cast<float4*>(to) = {gk[0], gk[1], gk[2], gk[3]};
       }
     }
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) before[c] = __fadd_rn(before[c], sum[c]);
   }
 }
 
