@@ -344,15 +344,19 @@ def test_an_unknown_instruction_set_is_one_line(tmp_path, plain_file, command):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["info", "run"])
-def test_a_full_disk_under_stdout_is_one_line(tmp_path, plain_file, command):
-    arguments_of = {"info": (), "run": (plain_file, "-o", tmp_path / "out.safetensors")}
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("command", ["info", "run", "inspect"])
+def test_a_full_disk_under_stdout_is_one_line(tmp_path, plain_file, command, buffered):
+    arguments_of = {"info": (), "run": (plain_file, "-o", tmp_path / "out.safetensors"), "inspect": (plain_file,)}
+    # Buffered output is tried once more when the interpreter ends.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "kda", command, *arguments_of[command]],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
+            env=environment if buffered else environment | {"PYTHONUNBUFFERED": "1"},
         )
     assert done.returncode == 2
     assert done.stderr == f"kda {command}: [Errno 28] No space left on device\n"

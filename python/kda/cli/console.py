@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ def user_errors(command: str) -> Iterator[None]:
         raise  # whoever read stdout has seen enough: typer ends in silence
     except OSError as error:
         message = str(error)
+        _give_up_full_stdout()
     except KeyboardInterrupt:
         print(f"kda {command}: interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -37,6 +39,16 @@ def user_errors(command: str) -> Iterator[None]:
         return
     print(f"kda {command}: {one_line(message)}", file=sys.stderr)
     raise typer.Exit(2)
+
+
+def _give_up_full_stdout() -> None:
+    """Drop what stdout cannot take: the interpreter would try again at its end, complain, and exit with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @contextmanager
