@@ -8,7 +8,7 @@ source scripts/setup.sh
 
 install_packages "${BASE_PACKAGES[@]}"
 python=${PYTHON:-python3}
-work=build/wheel
+work=build/wheel/$("$python" -c 'import sysconfig; print(sysconfig.get_python_version())')
 rm -rf "$work/new" "$work/clean"
 mkdir -p dist
 
