@@ -10,7 +10,8 @@ namespace kda {
 // sigmoid(exp(A_log) * x). kAccumulated: g is gk.
 enum class GateMode : std::uint8_t { kActivated, kSoftplus, kBounded, kAccumulated };
 
-// exp(A_log), kept finite so that its product with 0 is 0.
+// exp(A_log), kept finite so that its product with 0 is 0, and, unless A_log is -inf, above 0 so that its product with
+// infinity is infinity.
 [[nodiscard]] float bounded_exp(float A_log) noexcept;
 
 }  // namespace kda

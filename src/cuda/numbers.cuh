@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cfloat>
+#include <cmath>
 #include <cstdint>
 
 #include "core/gate_mode.h"
@@ -119,9 +120,11 @@ __device__ __forceinline__ float softplus(float x) {
   return x > 0 ? x + log_part : log_part;
 }
 
-// exp(A_log), kept finite so that its product with 0 is 0. fminf would turn NaN into FLT_MAX.
+// exp(A_log), kept finite so that its product with 0 is 0, and, unless A_log is -inf, above 0 so that its product with
+// infinity is infinity. fminf would turn NaN into FLT_MAX.
 __device__ __forceinline__ float bounded_exp(float A_log) {
   const float factor = expf(A_log);
+  if (factor == 0 && A_log > -HUGE_VALF) return FLT_TRUE_MIN;
   return factor > FLT_MAX ? FLT_MAX : factor;
 }
 

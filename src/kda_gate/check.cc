@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "core/checked.h"
@@ -113,7 +114,9 @@ void set_dt_bias(KdaGateProblem& p, const TensorView& dt_bias) {
 
 double gate_rate(const KdaGateProblem& problem, const float* A_log, std::int64_t head) noexcept {
   if (!problem.has_A_log) return 1;
-  const double rate = std::exp(static_cast<double>(A_log[head * problem.A_log_stride]));
+  const float exponent = A_log[head * problem.A_log_stride];
+  const double rate = std::exp(static_cast<double>(exponent));
+  if (rate == 0 && std::isfinite(exponent)) return std::numeric_limits<double>::denorm_min();
   return rate > FLT_MAX ? FLT_MAX : rate;
 }
 

@@ -49,7 +49,7 @@ struct KdaGatePointers {
   void* out;
 };
 
-// exp(A_log) in double, at most FLT_MAX; 1 when there is no A_log.
+// exp(A_log) in double, at most FLT_MAX, and above 0 unless A_log is -inf; 1 when there is no A_log.
 [[nodiscard]] double gate_rate(const KdaGateProblem& problem, const float* A_log, std::int64_t head) noexcept;
 
 // Checks everything that can be checked without data and throws Error. out may be null: then it is not checked.

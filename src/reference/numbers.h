@@ -44,10 +44,11 @@ inline constexpr std::string_view kMemory = "float64 reference";
   return x > 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));
 }
 
-// exp(A_log), bounded as the contract says so that inf * 0 never arises.
+// exp(A_log), bounded as the contract says, and above 0 unless A_log is -inf, so that inf * 0 never arises.
 [[nodiscard]] inline double gate_rate(float A_log) {
   constexpr double kMax = std::numeric_limits<float>::max();
   const double rate = std::exp(static_cast<double>(A_log));
+  if (rate == 0 && std::isfinite(A_log)) return std::numeric_limits<double>::denorm_min();
   return rate > kMax ? kMax : rate;
 }
 

@@ -194,6 +194,35 @@ TEST(KdaGateCumsum, ANanReachesOnlyWhatFollowsInItsChunkAndChannel) {
   }
 }
 
+// 0 times infinity is nobody's gate: exp(A_log) is above 0, however small.
+TEST(KdaGateCumsum, AVanishingFactorTimesInfinityIsInfinite) {
+  GateCumsumCase c;
+  c.shape = {1, 1, 40, 5};
+  c.chunk_size = 32;
+  c.use_gate_in_kernel = true;
+  c.dt_bias = true;
+  for (const bool is_bounded : {false, true}) {
+    c.safe_gate = is_bounded;
+    GateCumsumCall call(c);
+    for (const float A_log : {-90.0f, -104.0f, -1000.0f}) {
+      call.A_log[0] = A_log;
+      for (std::int64_t e = 0; e < 200; e += 7) {
+        store(call.g.data(), c.dtype, e, e % 2 == 0 || !is_bounded ? -kInf : kInf);
+      }
+      if (!is_bounded) store(call.g.data(), c.dtype, 199, kInf);
+      execute_gate_cumsum(call.inputs, call.gk, call.attributes, {});
+      const std::vector<double> expected = reference::kda_gate_cumsum(call.inputs, call.attributes);
+      for (std::size_t e = 0; e < expected.size(); ++e) {
+        if (std::isinf(expected[e])) {
+          EXPECT_EQ(call.output[e], expected[e]) << e;
+        } else {
+          EXPECT_NEAR(call.output[e], expected[e], 1e-5 * std::abs(expected[e]) + 1e-36) << e;
+        }
+      }
+    }
+  }
+}
+
 TEST(KdaGateCumsum, ParametersAreNotReadWhenGatesAreActivated) {
   GateCumsumCase c;
   c.shape = {2, 40, 20};

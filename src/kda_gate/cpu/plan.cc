@@ -168,7 +168,8 @@ class CpuKdaGate final : public KdaGateKernel {
   void fill_rate(double rate, int column, int count, GateColumns& columns, GateRange& range) const noexcept {
     ScaledNumber number;
     if (problem_.lower_bound) {
-      number.hi = static_cast<float>(rate);
+      // Not 0 for a rate that is not: it multiplies infinite arguments, too.
+      number.hi = rate > 0 ? std::max(static_cast<float>(rate), FLT_TRUE_MIN) : static_cast<float>(rate);
       number.lo = std::isnan(rate) ? 0.0f : static_cast<float>(rate - static_cast<double>(number.hi));
       range.rate = std::max(range.rate, number.hi);
       range.is_moderate = range.is_moderate && number.hi <= FLT_MAX;
