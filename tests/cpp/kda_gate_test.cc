@@ -172,6 +172,27 @@ TEST(KdaGate, InfinitiesHaveTheirLimits) {
   }
 }
 
+TEST(KdaGate, AVanishingFactorTimesInfinityIsInfinite) {
+  for (const float dt_bias : {0.0f, 1.5f}) {
+    for (const float A_log : {-88.0f, -104.0f, -200.0f, -700.0f, -1000.0f, -FLT_MAX}) {
+      const auto softplus = gates({-kInf, kInf, kNan, 1.0f}, {A_log, dt_bias, {}});
+      EXPECT_EQ(softplus[0], 0);
+      EXPECT_EQ(softplus[1], -kInf);
+      EXPECT_TRUE(std::isnan(softplus[2]));
+      EXPECT_NEAR(softplus[3], 0, 1e-37);
+      const auto bounded = gates({-kInf, kInf, kNan, 1.0f, -FLT_MAX, FLT_MAX}, {A_log, dt_bias, -5.0});
+      EXPECT_EQ(bounded[0], 0);
+      EXPECT_EQ(bounded[1], -5);
+      EXPECT_TRUE(std::isnan(bounded[2]));
+      EXPECT_EQ(bounded[3], -2.5);
+      if (A_log < -88) {
+        EXPECT_NEAR(bounded[4], -2.5, 1e-5);
+        EXPECT_NEAR(bounded[5], -2.5, 1e-5);
+      }
+    }
+  }
+}
+
 TEST(KdaGate, AHugeFactorTimesNothingIsNothing) {
   for (const float A_log : {89.0f, 1000.0f, kInf}) {
     const auto softplus = gates({-1e4f, -1000.0f, 0.0f}, {A_log, 0, {}});
@@ -225,7 +246,7 @@ TEST(KdaGate, OddBiasesStayInTheirColumns) {
       inputs.A_log = TensorView::contiguous(&A_log, Dtype::kFloat32, {1});
       inputs.dt_bias = TensorView::contiguous(biases.data(), Dtype::kFloat32, {D});
       std::vector<float> actual(g.size());
-      kda_gate(inputs, TensorView::contiguous(actual.data(), Dtype::kFloat32, {64, 1, D}), {bound});
+      execute_gate(inputs, TensorView::contiguous(actual.data(), Dtype::kFloat32, {64, 1, D}), {bound}, {});
       for (std::size_t i = 0; i < actual.size(); ++i) {
         const float bias = biases[i % biases.size()];
         const float alone = gates({0.5f}, {A_log, bias, bound})[0];
@@ -273,6 +294,95 @@ struct StrideCase {
   std::vector<std::int64_t> g;
   std::vector<std::int64_t> out;
 };
+
+// An element's place, neighbours and company have no say in its gate: not how many channels there are, nor where rows
+// begin, nor that others are far from 0 or no numbers.
+void expect_elements_alone(Dtype dtype, Dtype out_dtype, std::optional<double> bound, bool has_bias) {
+  SCOPED_TRACE(std::string(name_of(dtype)) + " to " + std::string(name_of(out_dtype)) + (bound ? ", bounded" : "") +
+               (has_bias ? ", bias" : ""));
+  constexpr std::int64_t kRows = 7, kHeads = 2, kMost = 40;
+  const std::vector<float> odd = {kInf, -kInf, kNan, 95.0f, -90.0f, -1000.0f, 3e4f, 0.0f};
+  GateCase c;
+  c.shape = {kRows, kHeads, kMost};
+  c.dtype = dtype;
+  c.output_dtype = out_dtype;
+  c.lower_bound = bound;
+  if (has_bias) c.dt_bias = Bias::kMatrix;
+  GateCall all(c);
+  for (std::int64_t e = 0; e < all.inputs.g.numel(); e += 11) {
+    store(all.g.data(), dtype, e, odd[static_cast<std::size_t>(e / 11) % odd.size()]);
+  }
+  if (has_bias) {
+    all.dt_bias[13] = 85;
+    all.dt_bias[30] = kNan;
+    all.dt_bias[57] = -kInf;
+  }
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  const auto out_size = static_cast<std::int64_t>(size_of(out_dtype));
+  std::vector<float> alone(static_cast<std::size_t>(all.out.numel()));
+  for (std::int64_t column = 0; column < kHeads * kMost; ++column) {
+    std::vector<std::byte> rows(static_cast<std::size_t>(kRows * size)),
+        gates(static_cast<std::size_t>(kRows * out_size));
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      std::memcpy(rows.data() + r * size, all.g.data() + (r * kHeads * kMost + column) * size,
+                  static_cast<std::size_t>(size));
+    }
+    KdaGateInputs inputs;
+    inputs.g = TensorView::contiguous(rows.data(), dtype, {kRows, 1, 1});
+    inputs.A_log = TensorView::contiguous(&all.A_log[static_cast<std::size_t>(column / kMost)], Dtype::kFloat32, {1});
+    if (has_bias) {
+      inputs.dt_bias = TensorView::contiguous(&all.dt_bias[static_cast<std::size_t>(column)], Dtype::kFloat32, {1});
+    }
+    execute_gate(inputs, TensorView::contiguous(gates.data(), out_dtype, {kRows, 1, 1}), all.attributes, {});
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      alone[static_cast<std::size_t>(r * kHeads * kMost + column)] = load(gates.data(), out_dtype, r);
+    }
+  }
+  for (std::int64_t D = 1; D <= kMost; ++D) {
+    // Rows without gaps, and with them; where memory is aligned, and an element further on.
+    for (const std::int64_t gap : {std::int64_t{0}, std::int64_t{8}}) {
+      for (const std::int64_t shift : {0, 1}) {
+        const std::int64_t row = kHeads * D + gap;
+        std::vector<std::byte> g(static_cast<std::size_t>((kRows * row + 1) * size));
+        std::vector<std::byte> out(static_cast<std::size_t>((kRows * row + 1) * out_size));
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          for (std::int64_t h = 0; h < kHeads; ++h) {
+            std::memcpy(g.data() + (shift + r * row + h * D) * size, all.g.data() + ((r * kHeads + h) * kMost) * size,
+                        static_cast<std::size_t>(D * size));
+          }
+        }
+        KdaGateInputs inputs = all.inputs;
+        inputs.g = TensorView::strided(g.data() + shift * size, dtype, {kRows, kHeads, D}, {row, D, 1});
+        if (has_bias) {
+          inputs.dt_bias = TensorView::strided(all.dt_bias.data(), Dtype::kFloat32, {kHeads, D}, {kMost, 1});
+        }
+        const TensorView to =
+            TensorView::strided(out.data() + shift * out_size, out_dtype, {kRows, kHeads, D}, {row, D, 1});
+        execute_gate(inputs, to, all.attributes, {});
+        for (std::int64_t e = 0; e < to.numel(); ++e) {
+          const std::int64_t r = e / D / kHeads, h = e / D % kHeads, d = e % D;
+          const float actual = load(to.data, out_dtype, r * row + h * D + d);
+          const float expected = alone[static_cast<std::size_t>((r * kHeads + h) * kMost + d)];
+          ASSERT_TRUE(std::bit_cast<std::uint32_t>(actual) == std::bit_cast<std::uint32_t>(expected) ||
+                      (std::isnan(actual) && std::isnan(expected)))
+              << "D " << D << ", gap " << gap << ", shift " << shift << ", at " << r << " " << h << " " << d << ": "
+              << actual << ", alone " << expected;
+        }
+      }
+    }
+  }
+}
+
+TEST(KdaGate, AnElementIsWhatItIsAlone) {
+  constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16};
+  for (const Dtype dtype : kDtypes) {
+    for (const Dtype out_dtype : kDtypes) {
+      for (const std::optional<double> bound : {std::optional<double>(), std::optional(-5.0)}) {
+        for (const bool has_bias : {false, true}) expect_elements_alone(dtype, out_dtype, bound, has_bias);
+      }
+    }
+  }
+}
 
 // Bits of strided calls of shape [4,5,3,D] equal those of the contiguous one, and gaps stay untouched.
 void expect_strides_do_not_matter(std::int64_t D, const StrideCase& strides, Dtype dtype, Dtype out_dtype) {

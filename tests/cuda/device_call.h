@@ -26,7 +26,7 @@ class DeviceArena {
   std::size_t used_ = 0;
 };
 
-// A copy on device 0 of all bytes that the view covers, gaps included; the same strides.
+// A copy on device 0 of all bytes that the view covers, gaps included; the same strides, aligned as the original is.
 [[nodiscard]] TensorView to_device(const TensorView& view);
 // The bytes back.
 void to_host(const TensorView& device, const TensorView& host);

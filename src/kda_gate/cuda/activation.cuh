@@ -2,7 +2,7 @@
 
 // The two gates: within a few ulp of the formulas in exact arithmetic (kPrecise), or with errors of up to 2^-17, which
 // rounding to bf16 all but hides, in half the instructions. Exponentials come from the special function unit, logarithms
-// from a polynomial. What that cannot do, far from 0, is left to double precision.
+// from a polynomial. What that cannot do, far from 0, is left to double precision: exact().
 
 #include <cfloat>
 #include <cmath>
@@ -21,10 +21,13 @@ __device__ __forceinline__ Pair pair_of(double x) {
   return {value, static_cast<float>(x - value)};
 }
 
-// exp(A_log) within 2^-36, at most FLT_MAX.
+inline constexpr double kSmallestDouble = 0x1p-1074;
+
+// exp(A_log) within 2^-36, at most FLT_MAX, and above 0 unless A_log is -inf.
 __device__ __forceinline__ double gate_rate(double A_log) {
   if (!(fabs(A_log) < 80)) {
     const double rate = exp(A_log);
+    if (rate == 0 && A_log > -HUGE_VAL) return kSmallestDouble;
     return rate > FLT_MAX ? FLT_MAX : rate;
   }
   // Every thread does this: the series on [-ln(2)/2, ln(2)/2], and a power of 2 put into the exponent.
@@ -44,6 +47,8 @@ __device__ __forceinline__ double gate_rate(double A_log) {
 
 // Beyond this distance from 0 exponentials and their products leave the range of fp32.
 inline constexpr float kFarthest = 80.0f;
+// What makes up for rounding in limits on magnitudes.
+inline constexpr float kMargin = 0.999f;
 // Factors between these keep all their bits in products.
 inline constexpr double kSmallest = 0x1p-100;
 inline constexpr double kLargest = 0x1p126;
@@ -64,14 +69,12 @@ __device__ __forceinline__ float approximate_inverse(float x) {
 }
 
 // e^(x.value + x.error) for |x.value| <= kFarthest.
-template <bool kHasError>
 __device__ __forceinline__ float precise_exp(const Pair& x) {
   // Added, it leaves the integer next to a number in its lowest bits.
   constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23
   const float shifted = fmaf(x.value, kPerLn2, kToInteger);
   const float n = __fsub_rn(shifted, kToInteger);
-  float rest = fmaf(x.value, kPerLn2Rest, fmaf(x.value, kPerLn2, -n));
-  if constexpr (kHasError) rest = fmaf(x.error, kPerLn2, rest);
+  const float rest = fmaf(x.error, kPerLn2, fmaf(x.value, kPerLn2Rest, fmaf(x.value, kPerLn2, -n)));
   return __uint_as_float(__float_as_uint(approximate_exp2(rest)) + (__float_as_uint(shifted) << 23));
 }
 
@@ -97,36 +100,65 @@ __device__ __forceinline__ float log1p_of(float t) {
   return fmaf(__fmul_rn(t, t), w, t);
 }
 
-// g + bias; its error where that is wanted and there is a bias.
-template <bool kHasBias, bool kPrecise>
+// g + bias, and its error where that is wanted.
+template <bool kPrecise>
 __device__ __forceinline__ Pair with_bias(float g, float bias) {
-  if constexpr (!kHasBias) return {g, 0.0f};
   const float sum = __fadd_rn(g, bias);
   if constexpr (!kPrecise) return {sum, 0.0f};
   const float rounded = __fsub_rn(sum, g);
   return {sum, __fadd_rn(__fsub_rn(g, __fsub_rn(sum, rounded)), __fsub_rn(bias, rounded))};
 }
 
+// x where `sign` is negative, else -x.
+__device__ __forceinline__ float against(float x, float sign) {
+  return __uint_as_float(__float_as_uint(x) ^ (~__float_as_uint(sign) & 0x80000000u));
+}
+
+// The larger one, or NaN if there is one.
+__device__ __forceinline__ float max_with_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+// The largest magnitude, or NaN if there is one.
+template <int kCount>
+__device__ __forceinline__ float largest_of(const float (&x)[kCount]) {
+  float largest = fabsf(x[0]);
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) largest = max_with_nan(largest, fabsf(x[i]));
+  return largest;
+}
+
+// Every path computes an element by the same operations, each of them spelled out: what the compiler may join to one
+// could differ from one use to another.
+
 // -exp(A_log) * softplus(x)
 struct SoftplusGate {
-  double exact_rate;
   Pair rate;
   float farthest;  // fast() is for x whose magnitude() is at most this
 
-  __device__ __forceinline__ SoftplusGate(double A_log, double /*lower_bound*/)
-      : exact_rate(gate_rate(A_log)),
-        rate(pair_of(exact_rate)),
-        farthest(exact_rate >= kSmallest ? kFarthest : -1.0f) {}
+  __device__ __forceinline__ SoftplusGate(double A_log, double /*lower_bound*/) {
+    const double exact_rate = gate_rate(A_log);
+    rate = pair_of(exact_rate);
+    farthest = exact_rate >= kSmallest ? kFarthest : -1.0f;
+  }
 
   __device__ __forceinline__ float magnitude(float x) const { return fabsf(x); }
 
-  template <bool kHasError, bool kPrecise>
+  // No magnitude() is above `farthest` while no |g| is above this.
+  template <int kCount>
+  __device__ __forceinline__ float farthest_before(const float (&bias)[kCount]) const {
+    return __fsub_rn(farthest * kMargin, largest_of(bias));
+  }
+
+  template <bool kPrecise>
   __device__ __forceinline__ float fast(const Pair& x) const {
     if constexpr (!kPrecise) {
-      const float t = approximate_exp2(fabsf(x.value) * -kPerLn2);
-      return -rate.value * (fmaxf(x.value, 0.0f) + log1p_of<false>(t));
+      const float t = approximate_exp2(__fmul_rn(fabsf(x.value), -kPerLn2));
+      return __fmul_rn(-rate.value, __fadd_rn(fmaxf(x.value, 0.0f), log1p_of<false>(t)));
     } else {
-      const float t = precise_exp<kHasError>({-fabsf(x.value), -copysignf(1.0f, x.value) * x.error});
+      const float t = precise_exp({-fabsf(x.value), against(x.error, x.value)});
       const float sum = __fadd_rn(fmaxf(x.value, 0.0f), log1p_of<true>(t));
       return fmaf(-rate.value, sum, __fmul_rn(-rate.error, sum));
     }
@@ -139,28 +171,34 @@ struct SoftplusGate {
 
 // lower_bound * sigmoid(exp(A_log) * x)
 struct BoundedGate {
-  double exact_rate;
   Pair rate;
   Pair bound;
   float farthest;
 
   __device__ __forceinline__ BoundedGate(double A_log, double lower_bound)
-      : exact_rate(gate_rate(A_log)),
-        rate(pair_of(exact_rate)),
+      : rate(pair_of(gate_rate(A_log))),
         bound(pair_of(lower_bound)),
         farthest(fabs(lower_bound) >= kSmallest && fabs(lower_bound) <= kLargest ? kFarthest : -1.0f) {}
 
-  __device__ __forceinline__ float magnitude(float x) const { return fabsf(rate.value * x); }
+  __device__ __forceinline__ float magnitude(float x) const { return fabsf(__fmul_rn(rate.value, x)); }
 
-  template <bool kHasError, bool kPrecise>
+  template <int kCount>
+  __device__ __forceinline__ float farthest_before(const float (&bias)[kCount]) const {
+    if (farthest < 0) return farthest;
+    const float sum = __fmul_rn(farthest * kMargin, approximate_inverse(rate.value));
+    // Infinite g are far even where rate.value is 0; NaN stays.
+    return __fsub_rn(sum > FLT_MAX ? FLT_MAX : sum, largest_of(bias));
+  }
+
+  template <bool kPrecise>
   __device__ __forceinline__ float fast(const Pair& x) const {
-    Pair z{rate.value * x.value, 0.0f};
+    const float z = __fmul_rn(rate.value, x.value);
     if constexpr (!kPrecise) {
-      return bound.value * approximate_inverse(1.0f + approximate_exp2(z.value * -kPerLn2));
+      const float t = approximate_exp2(__fmul_rn(z, -kPerLn2));
+      return __fmul_rn(bound.value, approximate_inverse(__fadd_rn(1.0f, t)));
     } else {
-      z.error = fmaf(rate.error, x.value, fmaf(rate.value, x.value, -z.value));
-      if constexpr (kHasError) z.error = fmaf(rate.value, x.error, z.error);
-      const float t = precise_exp<true>({-z.value, -z.error});
+      const float error = fmaf(rate.value, x.error, fmaf(rate.error, x.value, fmaf(rate.value, x.value, -z)));
+      const float t = precise_exp({-z, -error});
       // bound / (1 + t), and one step of Newton's.
       const float divisor = __fadd_rn(1.0f, t);
       const float inverse = approximate_inverse(divisor);

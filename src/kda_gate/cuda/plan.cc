@@ -14,17 +14,14 @@ bool steps_by(const GateAxis& axis, std::int64_t elements) {
 bool has_vectors(const KdaGateProblem& p) {
   constexpr std::int64_t kVector = 8;
   return p.channel.g == 1 && p.channel.out == 1 && p.channel.extent % kVector == 0 && steps_by(p.head, kVector) &&
-         p.lead_axes == 1 && steps_by(p.lead[0], kVector) && (!p.has_dt_bias || p.dt_bias_channel == 1);
+         p.lead_axes == 1 && steps_by(p.lead[0], kVector) &&
+         (!p.has_dt_bias || (p.dt_bias_channel == 1 && p.dt_bias_head % kVector == 0));
 }
 
 class CudaKdaGate final : public KdaGateKernel {
  public:
   explicit CudaKdaGate(const KdaGateProblem& problem)
-      : api_(&api(kKdaGateName)),
-        task_{.problem = problem,
-              .at = {},
-              .is_vector = has_vectors(problem),
-              .multiprocessors = describe(kKdaGateName, problem.device).multiprocessors} {}
+      : api_(&api(kKdaGateName)), task_{.problem = problem, .at = {}, .is_vector = has_vectors(problem)} {}
 
   [[nodiscard]] int launches() const noexcept override { return 1; }
   [[nodiscard]] int num_threads() const noexcept override { return 1; }

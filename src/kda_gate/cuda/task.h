@@ -14,7 +14,6 @@ struct KdaGateTask {
   // One axis before H and D, adjacent channels, and eight of them can be read and written at a time if the data is
   // aligned too.
   bool is_vector;
-  int multiprocessors;  // of the device
 };
 
 static_assert(std::is_trivially_copyable_v<KdaGateTask>);
