@@ -83,7 +83,7 @@ aclnnStatus aclnnChunkKdaFwdGetWorkspaceSize(const aclTensor* q, const aclTensor
     kda::ChunkKdaFwdPlan plan(inputs, outputs, attributes);
     const auto gate = useGateInKernel ? kda::GateMode::kSoftplus : kda::GateMode::kActivated;
     check_pointers(inputs_read(inputs, gate), outputs);
-    publish(kOp, std::move(plan), inputs, outputs, workspaceSize, executor);
+    publish(kOp, inputs.q.device, std::move(plan), inputs, outputs, workspaceSize, executor);
   });
 }
 

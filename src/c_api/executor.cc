@@ -51,8 +51,7 @@ aclnnStatus execute(std::string_view op, void* workspace, std::uint64_t workspac
                     aclrtStream stream) {
   return operator_call([&] {
     const std::shared_ptr<const Executor> call = claim(op, executor);
-    require_stream({op, "stream"}, stream);
-    call->run({workspace, workspace_size});
+    call->run({workspace, workspace_size}, stream_on({op, "stream"}, stream, call->device()));
   });
 }
 

@@ -35,7 +35,7 @@ aclnnStatus aclnnKdaGateGetWorkspaceSize(const aclTensor* g, const aclTensor* aL
 
     kda::KdaGatePlan plan(inputs, output, attributes);
     check_pointers(inputs, output);
-    publish(kda::kKdaGateName, std::move(plan), inputs, output, workspaceSize, executor);
+    publish(kda::kKdaGateName, inputs.g.device, std::move(plan), inputs, output, workspaceSize, executor);
   });
 }
 

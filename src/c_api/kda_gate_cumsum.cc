@@ -43,7 +43,7 @@ aclnnStatus aclnnKdaGateCumsumGetWorkspaceSize(const aclTensor* g, const aclTens
     kda::KdaGateCumsumPlan plan(inputs, gk, attributes);
     const auto gate = useGateInKernel ? kda::GateMode::kSoftplus : kda::GateMode::kActivated;
     check_pointers(inputs_read(inputs, gate), gk);
-    publish(kda::kKdaGateCumsumName, std::move(plan), inputs, gk, workspaceSize, executor);
+    publish(kda::kKdaGateCumsumName, inputs.g.device, std::move(plan), inputs, gk, workspaceSize, executor);
   });
 }
 

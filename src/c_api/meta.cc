@@ -7,6 +7,7 @@
 #include "c_api/calls.h"
 #include "c_api/data_type.h"
 #include "c_api/registry.h"
+#include "c_api/stream.h"
 #include "core/checked.h"
 
 namespace kda::c_api {
@@ -53,6 +54,7 @@ std::shared_ptr<Tensor> make_tensor(const std::int64_t* dims, std::uint64_t rank
   const std::optional<Dtype> dtype = dtype_of(data_type);
   tensor->has_dtype = dtype.has_value();
   tensor->view.dtype = dtype.value_or(Dtype::kFloat32);
+  tensor->view.device = current_device();
   set_axes(tensor->view, dims, rank, strides);
   set_data(*tensor, data, offset);
   return tensor;

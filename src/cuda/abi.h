@@ -15,7 +15,7 @@ struct KdaGateCumsumTask;
 
 namespace kda::cuda {
 
-inline constexpr std::uint32_t kAbiVersion = 2;
+inline constexpr std::uint32_t kAbiVersion = 3;
 inline constexpr const char* kEntryName = "kda_cuda_entry";
 
 struct Failure {
@@ -44,6 +44,14 @@ struct Api {
   // Between the host and a device, either way.
   bool (*copy)(int device, void* to, const void* from, std::size_t bytes, Failure* failure);
   bool (*synchronize)(int device, void* stream, Failure* failure);
+  bool (*synchronize_device)(int device, Failure* failure);
+  // A stream that does not wait for the legacy default one.
+  bool (*create_stream)(int device, void** stream, Failure* failure);
+  // What is on it still runs to its end.
+  bool (*destroy_stream)(int device, void* stream, Failure* failure);
+  // Like copy(), and like memset, when the stream comes to it.
+  bool (*copy_async)(int device, void* to, const void* from, std::size_t bytes, void* stream, Failure* failure);
+  bool (*fill_async)(int device, void* to, int value, std::size_t bytes, void* stream, Failure* failure);
   // Put the launches of one execution on the stream.
   bool (*chunk_kda_fwd)(const ChunkKdaFwdTask& task, void* stream, Failure* failure);
   bool (*kda_gate)(const KdaGateTask& task, void* stream, Failure* failure);

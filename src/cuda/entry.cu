@@ -50,6 +50,37 @@ bool synchronize(int device, void* stream, Failure* failure) {
          succeeded(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "cudaStreamSynchronize", failure);
 }
 
+bool synchronize_device(int device, Failure* failure) {
+  const DeviceGuard guard(device, failure);
+  return guard.is_set() && succeeded(cudaDeviceSynchronize(), "cudaDeviceSynchronize", failure);
+}
+
+bool create_stream(int device, void** stream, Failure* failure) {
+  const DeviceGuard guard(device, failure);
+  return guard.is_set() &&
+         succeeded(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking),
+                   "cudaStreamCreateWithFlags", failure);
+}
+
+bool destroy_stream(int device, void* stream, Failure* failure) {
+  const DeviceGuard guard(device, failure);
+  return guard.is_set() &&
+         succeeded(cudaStreamDestroy(static_cast<cudaStream_t>(stream)), "cudaStreamDestroy", failure);
+}
+
+bool copy_async(int device, void* to, const void* from, std::size_t bytes, void* stream, Failure* failure) {
+  const DeviceGuard guard(device, failure);
+  return guard.is_set() &&
+         succeeded(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),
+                   "cudaMemcpyAsync", failure);
+}
+
+bool fill_async(int device, void* to, int value, std::size_t bytes, void* stream, Failure* failure) {
+  const DeviceGuard guard(device, failure);
+  return guard.is_set() &&
+         succeeded(cudaMemsetAsync(to, value, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync", failure);
+}
+
 constexpr Api kApi = {.abi_version = kAbiVersion,
                       .library_version = KDA_VERSION,
                       .count_devices = count_devices,
@@ -58,6 +89,11 @@ constexpr Api kApi = {.abi_version = kAbiVersion,
                       .release = release,
                       .copy = copy,
                       .synchronize = synchronize,
+                      .synchronize_device = synchronize_device,
+                      .create_stream = create_stream,
+                      .destroy_stream = destroy_stream,
+                      .copy_async = copy_async,
+                      .fill_async = fill_async,
                       .chunk_kda_fwd = launch_chunk_kda_fwd,
                       .kda_gate = launch_kda_gate,
                       .kda_gate_cumsum = launch_kda_gate_cumsum};

@@ -89,6 +89,12 @@ void require_device(std::string_view op, const Device& device) {
                                            info.name + ", " + capability_of(info));
 }
 
+int count_devices() {
+  Failure failure;
+  int count = 0;
+  return library().api != nullptr && library().api->count_devices(&count, &failure) ? count : 0;
+}
+
 BackendInfo backend_info() {
   const Library& loaded = library();
   if (loaded.api == nullptr) return {"cuda", false, loaded.problem};

@@ -23,6 +23,9 @@ void require_device(std::string_view op, const Device& device);
 // Throws Error (kUnavailable or kOutOfMemory).
 [[noreturn]] void fail(std::string_view op, const Failure& failure);
 
+// CUDA devices of this process; 0 when libkda_cuda or a driver is missing.
+[[nodiscard]] int count_devices();
+
 [[nodiscard]] BackendInfo backend_info();
 
 }  // namespace kda::cuda

@@ -11,6 +11,7 @@
 #include "aclnnop/aclnn_chunk_kda_fwd.h"
 #include "aclnnop/aclnn_kda_gate.h"
 #include "aclnnop/aclnn_kda_gate_cumsum.h"
+#include "kda/acl_cuda.h"
 
 /* The values that programs store and pass on: they are CANN's. */
 typedef char check_float[ACL_FLOAT == 0 ? 1 : -1];

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "aclnnop/aclnn_kda_gate.h"
+#include "kda/acl_cuda.h"
 #include "support/c_door.h"
 #include "support/call.h"
 #include "support/dtypes.h"
@@ -473,18 +474,24 @@ TEST(CRuntime, InitAndFinalizePairUp) {
   EXPECT_EQ(aclnnFinalize(), ACL_SUCCESS);
 }
 
-TEST(CRuntime, HasOneDevice) {
+TEST(CRuntime, TheCpuIsDevice0) {
   std::uint32_t count = 0;
   std::int32_t device = -1;
   EXPECT_EQ(aclrtGetDeviceCount(&count), ACL_SUCCESS);
-  EXPECT_EQ(count, 1U);
+  EXPECT_GE(count, 1U);
   EXPECT_EQ(aclrtSetDevice(0), ACL_SUCCESS);
   EXPECT_EQ(aclrtGetDevice(&device), ACL_SUCCESS);
   EXPECT_EQ(device, 0);
   EXPECT_EQ(aclrtSynchronizeDevice(), ACL_SUCCESS);
   EXPECT_EQ(aclrtResetDevice(0), ACL_SUCCESS);
-  EXPECT_EQ(aclrtSetDevice(1), ACL_ERROR_RT_INVALID_DEVICEID);
-  EXPECT_EQ(take_error(), "aclrtSetDevice: deviceId: expected 0, got 1");
+  const std::string expected = count == 1 ? "0" : "0.." + std::to_string(count - 1);
+  EXPECT_EQ(aclrtSetDevice(static_cast<std::int32_t>(count)), ACL_ERROR_RT_INVALID_DEVICEID);
+  EXPECT_EQ(take_error(), "aclrtSetDevice: deviceId: expected " + expected + ", got " + std::to_string(count));
+  aclrtStream stream = nullptr;
+  EXPECT_EQ(kdaStreamFromCuda(&stream, 0, nullptr), ACL_ERROR_RT_INVALID_DEVICEID);
+  EXPECT_EQ(take_error(), "kdaStreamFromCuda: deviceId: expected a GPU, 1 or above, got 0, the CPU");
+  EXPECT_EQ(kdaStreamFromCuda(&stream, static_cast<std::int32_t>(count), nullptr), ACL_ERROR_RT_INVALID_DEVICEID);
+  EXPECT_EQ(kdaStreamFromCuda(nullptr, 0, nullptr), ACL_ERROR_INVALID_PARAM);
   EXPECT_EQ(aclrtResetDevice(-1), ACL_ERROR_RT_INVALID_DEVICEID);
   EXPECT_EQ(aclrtGetDevice(nullptr), ACL_ERROR_INVALID_PARAM);
   EXPECT_EQ(aclrtGetDeviceCount(nullptr), ACL_ERROR_INVALID_PARAM);
@@ -497,7 +504,7 @@ TEST(CRuntime, ContextsAndStreamsAreDestroyedOnce) {
   EXPECT_EQ(aclrtDestroyContext(context), ACL_SUCCESS);
   EXPECT_EQ(aclrtDestroyContext(context), ACL_ERROR_INVALID_PARAM);
   EXPECT_EQ(aclrtSetCurrentContext(context), ACL_ERROR_INVALID_PARAM);
-  EXPECT_EQ(aclrtCreateContext(&context, 3), ACL_ERROR_RT_INVALID_DEVICEID);
+  EXPECT_EQ(aclrtCreateContext(&context, 99), ACL_ERROR_RT_INVALID_DEVICEID);
   aclrtStream stream = nullptr;
   ASSERT_EQ(aclrtCreateStream(&stream), ACL_SUCCESS);
   EXPECT_EQ(aclrtSynchronizeStream(stream), ACL_SUCCESS);
