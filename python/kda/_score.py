@@ -21,8 +21,9 @@ _SMALLEST_REFERENCE = 1e-37
 # and where keys are alike.
 GPU_SLACK = 5e-3
 GPU_SLACK_OF_KEYS_ALIKE = 1.5e-2
-# The same for the CPU's bfloat16 products with the state, as a rule.
+# The same for the CPU's bfloat16 products with the state: as a rule, and where one key repeats.
 BFLOAT16_PRODUCTS_SLACK = 5e-3
+BFLOAT16_PRODUCTS_SLACK_OF_REPEATED_KEYS = 3.5e-2
 _THROUGH_PRODUCTS = ("attn_out", "final_state", "v_new", "h")
 
 

@@ -48,6 +48,7 @@ def test_signature_is_the_contract():
         "disable_recompute": False,
         "return_intermediate_states": False,
         "state_v_first": False,
+        "state_products": "float32",
     }
     assert list(signature.parameters) == required + list(defaults)
     assert {n: p.default for n, p in signature.parameters.items() if n not in required} == defaults

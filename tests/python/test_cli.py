@@ -238,6 +238,24 @@ def test_verify_filters(tmp_path):
     assert_refused(kda_command("verify", "--cases", path, "--filter", "three"), "no case matches three")
 
 
+@pytest.mark.parametrize("keys", ["random", "correlated", "repeated"])
+def test_verify_with_bfloat16_products(tmp_path, keys):
+    case = {
+        "name": "case",
+        "T": 500,
+        "K": 128,
+        "V": 128,
+        "keys": keys,
+        "gate": {"value": -1e-3, "where": "all"},
+        "beta": 0.9,
+    }
+    path = write_cases(tmp_path / "cases.json", case)
+    for options in ([], ["--state-products", "bfloat16"]):
+        result = kda_command("verify", "--cases", path, *options)
+        assert result.exit_code == 0, result.output
+    assert_refused(kda_command("verify", "--cases", path, "--state-products", "half"), "--state-products", "half")
+
+
 def test_verify_fails(tmp_path, monkeypatch):
     good = {"name": "good", "T": 3, "K": 16, "V": 16}
     path = write_cases(

@@ -119,6 +119,7 @@ def verify(
     ] = None,
     backend: Backend = "cpu",
     threads: Threads = None,
+    state_products: StateProducts = "float32",
 ) -> None:
     """Run the cases of every operator and compare every output with the float64 reference.
 
@@ -126,7 +127,7 @@ def verify(
     other. Exit code 1: a case failed; 2: there is no such file, or no such case.
     """
     with user_errors("verify"):
-        passed = verify_command.verify(cases, filters or [], threads, backend)
+        passed = verify_command.verify(cases, filters or [], threads, backend, state_products)
     raise typer.Exit(0 if passed else 1)
 
 

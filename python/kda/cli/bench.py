@@ -24,14 +24,14 @@ from rich.table import Table
 
 from kda import _arrays, _cases
 from kda._cases import Case
-from kda._chunk_kda_fwd import OP, OUTPUTS, STATE_PRODUCTS, Arguments, prepare
+from kda._chunk_kda_fwd import OP, OUTPUTS, Arguments, prepare
 from kda._info import info
 from kda._supported import supported
 from kda._threads import get_num_threads
 from kda.cli import plotting
 from kda.cli.backend import CPU, Target, parse_target
 from kda.cli.console import UserError, progress, refusals, stdout
-from kda.cli.verify import matches
+from kda.cli.verify import check_state_products, matches
 
 # The cases that are timed unless others are named, and what a server asks for of them, and what the whole contract is.
 DEFAULT_CASES = tuple(f"matrix_bf16_BSND_{gate}_V128_C64" for gate in ("activated", "softplus", "bounded"))
@@ -107,8 +107,7 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
         raise UserError(f"--plot: expected none with --backend {backend}, got {plot_file}")
     if target != CPU and settings.scaling:
         raise UserError(f"--scaling: expected none with --backend {backend}")
-    if settings.state_products not in STATE_PRODUCTS:
-        raise UserError(f"--state-products: expected {' or '.join(STATE_PRODUCTS)}, got {settings.state_products!r}")
+    check_state_products(settings.state_products)
     for path in (json_file, plot_file):
         if path is not None and not path.parent.is_dir():
             raise UserError(f"{path} cannot be written: {path.parent} is no folder")

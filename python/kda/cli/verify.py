@@ -18,9 +18,19 @@ from rich.table import Table
 import kda
 from kda import _cases, _gate_cases, _gates, reference
 from kda._cases import Case, CaseError
-from kda._chunk_kda_fwd import OUTPUTS, Arguments, compute, kept_names
+from kda._chunk_kda_fwd import OUTPUTS, STATE_PRODUCTS, Arguments, compute, kept_names
 from kda._gate_cases import GateCase, GateCumsumCase
-from kda._score import GPU_SLACK, GPU_SLACK_OF_KEYS_ALIKE, Score, score, score_all, score_gate
+from kda._score import (
+    BFLOAT16_PRODUCTS_SLACK,
+    BFLOAT16_PRODUCTS_SLACK_OF_REPEATED_KEYS,
+    GPU_SLACK,
+    GPU_SLACK_OF_KEYS_ALIKE,
+    Score,
+    score,
+    score_all,
+    score_gate,
+)
+from kda._supported import supported
 from kda.cli.backend import CPU, Target, parse_target
 from kda.cli.console import UserError, one_line, progress, stdout
 
@@ -40,7 +50,8 @@ class Operator(NamedTuple):
     """How the cases of one operator are read and run."""
 
     parse: Callable[[Any], AnyCase]
-    judge: Callable[[Any, Target], Verdict]
+    judge: Callable[[Any, Target, str], Verdict]
+    """Of a case, where it runs, and the products with the state that are asked for."""
     outputs: tuple[str, ...]
 
 
@@ -60,12 +71,19 @@ class Outcome:
         return missed + self.problems
 
 
-def verify(path: Path | None, filters: Sequence[str], threads: int | None, backend: str = "cpu") -> bool:
+def verify(
+    path: Path | None,
+    filters: Sequence[str],
+    threads: int | None,
+    backend: str = "cpu",
+    state_products: str = "float32",
+) -> bool:
     """Run the cases and report. Returns whether all of them passed. Raises UserError."""
     target = parse_target(backend)
+    check_state_products(state_products)
     cases = select(load(path), filters)
     start = time.perf_counter()
-    outcomes = run_all(cases, threads or len(os.sched_getaffinity(0)), target)
+    outcomes = run_all(cases, threads or len(os.sched_getaffinity(0)), target, state_products)
     return _report(outcomes, time.perf_counter() - start)
 
 
@@ -98,11 +116,19 @@ def matches(name: str, text: str) -> bool:
     return fnmatch.fnmatchcase(name, text) if any(c in text for c in "*?[") else text in name
 
 
-def run_all(cases: Sequence[Outcome], threads: int, target: Target = CPU) -> Sequence[Outcome]:
+def check_state_products(name: str) -> None:
+    """Refuse what is no name of products with the state. Raises UserError."""
+    if name not in STATE_PRODUCTS:
+        raise UserError(f"--state-products: expected {' or '.join(STATE_PRODUCTS)}, got {name!r}")
+
+
+def run_all(
+    cases: Sequence[Outcome], threads: int, target: Target = CPU, state_products: str = "float32"
+) -> Sequence[Outcome]:
     """Run `threads` cases at a time, each on one thread, and fill in the outcomes."""
     with progress() as bar, ThreadPoolExecutor(threads) as pool:
         task = bar.add_task("cases", total=len(cases))
-        futures = [pool.submit(run_case, case, target) for case in cases]
+        futures = [pool.submit(run_case, case, target, state_products) for case in cases]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -113,27 +139,35 @@ def run_all(cases: Sequence[Outcome], threads: int, target: Target = CPU) -> Seq
     return cases
 
 
-def run_case(outcome: Outcome, target: Target = CPU) -> None:
+def run_case(outcome: Outcome, target: Target = CPU, state_products: str = "float32") -> None:
     """Run one case."""
     try:
-        outcome.scores, outcome.problems = OPERATORS[outcome.operator].judge(outcome.case, target)
+        outcome.scores, outcome.problems = OPERATORS[outcome.operator].judge(outcome.case, target, state_products)
     except Exception as error:  # one broken case must not hide the others
         outcome.problems = [f"{type(error).__name__}: {error}"]
 
 
-def _judge_chunk_kda_fwd(case: Case, target: Target) -> Verdict:
+def _judge_chunk_kda_fwd(case: Case, target: Target, state_products: str) -> Verdict:
     """Compare every output with the reference, and what the public call keeps with these outputs, bit for bit."""
     arguments = _cases.make_arguments(case)
     placed = target.place(arguments)
-    outputs = {name: target.fetch(array) for name, array in compute(placed, OUTPUTS, num_threads=1).items()}
-    slack = 0.0
-    if target.device is not None:
-        slack = GPU_SLACK if case.keys == "random" else GPU_SLACK_OF_KEYS_ALIKE
+    made = compute(placed, OUTPUTS, num_threads=1, state_products=state_products)
+    outputs = {name: target.fetch(array) for name, array in made.items()}
+    used = supported(**placed._asdict(), state_products=state_products).state_products
+    slack = _slack(case, target, used)
     scores = score_all(outputs, reference.compute(arguments), case.chunk_size, case.cu_seqlens, slack)
-    return Verdict(scores, _check_public_call(case, placed, outputs, target))
+    return Verdict(scores, _check_public_call(case, placed, outputs, target, state_products))
 
 
-def _judge_gate(case: GateCase, target: Target) -> Verdict:
+def _slack(case: Case, target: Target, state_products: str | None) -> float:
+    if state_products == "bfloat16":
+        return BFLOAT16_PRODUCTS_SLACK_OF_REPEATED_KEYS if case.keys == "repeated" else BFLOAT16_PRODUCTS_SLACK
+    if target.device is None:
+        return 0
+    return GPU_SLACK if case.keys == "random" else GPU_SLACK_OF_KEYS_ALIKE
+
+
+def _judge_gate(case: GateCase, target: Target, _: str) -> Verdict:
     op = "fused_kda_gate"
     arguments = _gate_cases.make_gate_arguments(case)
     placed = target.place(arguments)
@@ -141,7 +175,7 @@ def _judge_gate(case: GateCase, target: Target) -> Verdict:
     return Verdict(score_gate(made, _gates.prepare_gate(op, **arguments).reference()), [])
 
 
-def _judge_gate_cumsum(case: GateCumsumCase, target: Target) -> Verdict:
+def _judge_gate_cumsum(case: GateCumsumCase, target: Target, _: str) -> Verdict:
     op = "kda_gate_cumsum"
     arguments = _gate_cases.make_gate_cumsum_arguments(case)
     placed = target.place(arguments)
@@ -156,8 +190,10 @@ OPERATORS = {
 }
 
 
-def _check_public_call(case: Case, arguments: Arguments, outputs: dict[str, Any], target: Target) -> list[str]:
-    result = kda.chunk_kda_fwd(**(arguments._asdict() | case.keep_flags))
+def _check_public_call(
+    case: Case, arguments: Arguments, outputs: dict[str, Any], target: Target, state_products: str
+) -> list[str]:
+    result = kda.chunk_kda_fwd(**(arguments._asdict() | case.keep_flags), state_products=state_products)
     kept = kept_names(use_gate_in_kernel=case.use_gate_in_kernel, **case.keep_flags)
     problems = []
     for name in OUTPUTS:
