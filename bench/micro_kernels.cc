@@ -94,8 +94,9 @@ void Finalize(const ChunkShape& s, const Item& item, const BlockSlot& slot, floa
 }
 
 void Update(const ChunkShape& s, const BlockSlot& slot, float* state, const float* v_new) {
+  ChunkPrefetch none;
   ForStatePanels(s, state, [&](const auto& panel, const RowRange& range) HWY_ATTR {
-    UpdateState(s, range.rows, slot, panel, v_new + panel.column * kBlock);
+    UpdateState(s, range.rows, slot, panel, v_new + panel.column * kBlock, none);
   });
 }
 

@@ -6,6 +6,7 @@
 #define KDA_SRC_CHUNK_KDA_FWD_CPU_FWD_H_INL_H_
 #endif
 
+#include "chunk_kda_fwd/cpu/prefetch.h"
 #include "chunk_kda_fwd/cpu/prepare-inl.h"
 #include "chunk_kda_fwd/cpu/solve-inl.h"
 
@@ -64,10 +65,11 @@ HWY_INLINE void SolveForVNew(const Item& item, const RowRange& range, const Bloc
 // state = decay * state + k_rest^T v_new.
 template <int kVectors>
 HWY_INLINE void UpdateState(const ChunkShape& s, int rows, const BlockSlot& slot, const Panel<kVectors>& panel,
-                            const float* v_new) {
+                            const float* v_new, ChunkPrefetch& prefetch) {
   constexpr int kWidth = Panel<kVectors>::kWidth;
   for (int k = 0; k < s.K; k += kBlock) {
     ForRowGroups(kBlock, [&](int group, auto count) HWY_ATTR {
+      prefetch.step();
       const int first = k + group;
       const auto at = [&](int r, int c)
                           HWY_ATTR { return panel.state + (first + r) * kWidth + c * static_cast<int>(kLanes); };

@@ -54,7 +54,7 @@ void Prepare(const ChunkShape& s, const Item& item, std::int64_t chunk, const Ch
 
 template <int kVectors>
 void AdvancePanel(const ChunkShape& s, const Item& item, std::int64_t chunk, const ChunkSlot& slot,
-                  const Panel<kVectors>& panel, const StateScratch& scratch) {
+                  const Panel<kVectors>& panel, const StateScratch& scratch, ChunkPrefetch& prefetch) {
   const RowRange range = ChunkRange(s, item, chunk);
   if (item.h.present()) StorePanel(s, panel, item.h, chunk, scratch.rows);
   for (int b = 0; b * kBlock < range.rows; ++b) {
@@ -62,7 +62,7 @@ void AdvancePanel(const ChunkShape& s, const Item& item, std::int64_t chunk, con
     const BlockSlot& at = slot.blocks[b];
     SolveForVNew(item, block, at, RowsTimesState(at.k_decayed, s, panel), scratch.v_new);
     FinalizeBlock(s, item, block, at, RowsTimesState(at.q_decayed, s, panel), scratch.v_new, scratch.out);
-    UpdateState(s, block.rows, at, panel, scratch.v_new);
+    UpdateState(s, block.rows, at, panel, scratch.v_new, prefetch);
   }
 }
 
@@ -83,7 +83,7 @@ struct ComputedRows {
 // The same with bf16 products.
 template <int kVectors>
 void AdvancePanelByPairs(const ChunkShape& s, const Item& item, std::int64_t chunk, const ChunkSlot& slot,
-                         const Panel<kVectors>& panel, const StateScratch& scratch) {
+                         const Panel<kVectors>& panel, const StateScratch& scratch, ChunkPrefetch& prefetch) {
   constexpr int kWidth = Panel<kVectors>::kWidth;
   const RowRange range = ChunkRange(s, item, chunk);
   if (item.h.present()) StorePanel(s, panel, item.h, chunk, scratch.rows);
@@ -97,7 +97,7 @@ void AdvancePanelByPairs(const ChunkShape& s, const Item& item, std::int64_t chu
     TimesState<kVectors>(block.rows, s.K, at.q_decayed_pairs, scratch.state_pairs, scratch.out);
     FinalizeBlock(s, item, block, at, product, scratch.v_new, scratch.out);
     PairRows(block.rows, kWidth, scratch.v_new, scratch.v_new_pairs);
-    UpdateStateAndPairs<kVectors>(s, block.rows, at, scratch.v_new_pairs, panel.state, scratch.state_pairs);
+    UpdateStateAndPairs<kVectors>(s, block.rows, at, scratch.v_new_pairs, panel.state, scratch.state_pairs, prefetch);
   }
 }
 #endif
@@ -112,17 +112,18 @@ HWY_INLINE void ForStatePanels(const ChunkShape& s, float* state, Columns column
 }
 
 void Advance(const ChunkShape& s, const Item& item, std::int64_t chunk, const ChunkSlot& slot, float* state,
-             Columns columns, const StateScratch& scratch) {
+             Columns columns, const StateScratch& scratch, ChunkPrefetch& prefetch) {
   ForStatePanels(s, state, columns,
-                 [&](const auto& panel) HWY_ATTR { AdvancePanel(s, item, chunk, slot, panel, scratch); });
+                 [&](const auto& panel) HWY_ATTR { AdvancePanel(s, item, chunk, slot, panel, scratch, prefetch); });
   hwy::FlushStream();
 }
 
 #if HWY_TARGET == HWY_AVX3
 void AdvanceByPairs(const ChunkShape& s, const Item& item, std::int64_t chunk, const ChunkSlot& slot, float* state,
-                    Columns columns, const StateScratch& scratch) {
-  ForStatePanels(s, state, columns,
-                 [&](const auto& panel) HWY_ATTR { AdvancePanelByPairs(s, item, chunk, slot, panel, scratch); });
+                    Columns columns, const StateScratch& scratch, ChunkPrefetch& prefetch) {
+  ForStatePanels(s, state, columns, [&](const auto& panel) HWY_ATTR {
+    AdvancePanelByPairs(s, item, chunk, slot, panel, scratch, prefetch);
+  });
 }
 #endif
 

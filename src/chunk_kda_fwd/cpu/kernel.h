@@ -191,15 +191,18 @@ struct Columns {
   int end = 0;
 };
 
+class ChunkPrefetch;
+
 // The kernels of one instruction set.
 struct ChunkKernels {
   StateProducts products;
   int panel_columns;
   // Fills the slot from the inputs and writes gk, Aqk, Akk, w, u, qg and kg.
   void (*prepare)(const ChunkShape&, const Item&, std::int64_t chunk, const ChunkSlot&, const PrepareScratch&);
-  // Carries the state's columns over one chunk and writes h (before), v_new and attn_out.
+  // Carries the state's columns over one chunk and writes h (before), v_new and attn_out. Meanwhile brings another
+  // chunk's inputs near.
   void (*advance)(const ChunkShape&, const Item&, std::int64_t chunk, const ChunkSlot&, float* state, Columns,
-                  const StateScratch&);
+                  const StateScratch&, ChunkPrefetch&);
   // state = initial_state, or 0; final_state = state.
   void (*load_state)(const ChunkShape&, const Item&, float* state, Columns, const StateScratch&);
   void (*store_state)(const ChunkShape&, const Item&, const float* state, Columns, const StateScratch&);

@@ -9,6 +9,7 @@
 #endif
 
 #include "chunk_kda_fwd/cpu/kernel.h"
+#include "chunk_kda_fwd/cpu/prefetch.h"
 #include "cpu/gemm-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
@@ -148,11 +149,14 @@ HWY_INLINE void UpdateGroup(int first, int K, int pairs, const BlockSlot& slot, 
 // state [K][width] = decay * state + k_rest^T v_new over the first `rows` tokens, and its pairs [K/2][width] anew.
 template <int kVectors>
 void UpdateStateAndPairs(const ChunkShape& s, int rows, const BlockSlot& slot, const Pair* v_new, float* state,
-                         Pair* state_pairs) {
+                         Pair* state_pairs, ChunkPrefetch& prefetch) {
   const int pairs = (rows + 1) / 2;
   for (int k = 0; k < s.K; k += kBlock) {
+    prefetch.step();
     UpdateGroup<6, kVectors>(k, s.K, pairs, slot, v_new, state, state_pairs);
+    prefetch.step();
     UpdateGroup<6, kVectors>(k + 6, s.K, pairs, slot, v_new, state, state_pairs);
+    prefetch.step();
     UpdateGroup<4, kVectors>(k + 12, s.K, pairs, slot, v_new, state, state_pairs);
   }
 }

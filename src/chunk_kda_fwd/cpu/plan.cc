@@ -7,6 +7,7 @@
 
 #include "chunk_kda_fwd/backend.h"
 #include "chunk_kda_fwd/cpu/kernel.h"
+#include "chunk_kda_fwd/cpu/prefetch.h"
 #include "chunk_kda_fwd/cpu/schedule.h"
 #include "core/checked.h"
 #include "core/workspace.h"
@@ -90,19 +91,20 @@ struct ThreadSpace {
   PrepareScratch prepare;
   StateScratch advance;
   ChunkSlot slot;
-  float* state;
+  float* states[kMaxGroup];
 
-  ThreadSpace(FloatArena& arena, const ChunkShape& s) noexcept
-      : prepare(arena, s),
-        advance(arena, s),
-        slot(arena, s),
-        state(arena.take(static_cast<std::size_t>(s.K) * static_cast<std::size_t>(s.V))) {}
+  ThreadSpace(FloatArena& arena, const ChunkShape& s, std::int64_t group) noexcept
+      : prepare(arena, s), advance(arena, s), slot(arena, s) {
+    for (std::int64_t i = 0; i < group; ++i) {
+      states[i] = arena.take(static_cast<std::size_t>(s.K) * static_cast<std::size_t>(s.V));
+    }
+  }
 };
 
-template <class Part>
-std::int64_t floats_of(const ChunkShape& s) {
+template <class Part, class... Sizes>
+std::int64_t floats_of(const ChunkShape& s, Sizes... sizes) {
   FloatArena arena(nullptr);
-  const Part part(arena, s);
+  const Part part(arena, s, sizes...);
   static_cast<void>(part);
   return static_cast<std::int64_t>(arena.used());
 }
@@ -114,7 +116,7 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
         kernels_(&chunk_kernels(options.state_products)),
         shape_(make_shape(problem, kernels_->products)),
         schedule_(problem, threads_for(options)),
-        thread_floats_(floats_of<ThreadSpace>(shape_)),
+        thread_floats_(floats_of<ThreadSpace>(shape_, schedule_.max_group())),
         slot_floats_(floats_of<ChunkSlot>(shape_)) {
     WorkspaceBuilder builder;
     const std::int64_t shared = schedule_.shared();
@@ -146,8 +148,8 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
                       [&](std::int64_t unit, int thread) { run_shared(call, window, unit, thread); });
       }
     }
-    pool.for_each(schedule_.items() - schedule_.shared(), schedule_.threads(),
-                  [&](std::int64_t unit, int thread) { run_alone(call, schedule_.shared() + unit, thread); });
+    pool.for_each(schedule_.groups(), schedule_.threads(),
+                  [&](std::int64_t group, int thread) { run_group(call, group, thread); });
   }
 
  private:
@@ -162,7 +164,7 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
 
   [[nodiscard]] ThreadSpace space_of(const Call& call, int thread) const {
     FloatArena arena(reinterpret_cast<float*>(call.workspace + threads_at_) + thread * thread_floats_);
-    return {arena, shape_};
+    return {arena, shape_, schedule_.max_group()};
   }
 
   [[nodiscard]] ChunkSlot shared_slot(const Call& call, std::int64_t item, std::int64_t chunk) const {
@@ -173,17 +175,35 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
     return {arena, shape_};
   }
 
-  void run_alone(const Call& call, std::int64_t index, int thread) const {
-    const Item item = item_of(call, index);
+  void run_group(const Call& call, std::int64_t group, int thread) const {
+    const std::int64_t first = schedule_.group_begin(group);
+    const std::int64_t count = schedule_.group_begin(group + 1) - first;
     const ThreadSpace space = space_of(call, thread);
     const Columns all{0, shape_.V};
-    kernels_->load_state(shape_, item, space.state, all, space.advance);
-    for (std::int64_t chunk = 0; chunk < item.chunks(shape_.C); ++chunk) {
-      kernels_->prepare(shape_, item, chunk, space.slot, space.prepare);
-      kernels_->advance(shape_, item, chunk, space.slot, space.state, all, space.advance);
+    Item items[kMaxGroup];
+    std::int64_t chunks = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      items[i] = item_of(call, first + i);
+      chunks = std::max(chunks, items[i].chunks(shape_.C));
+      kernels_->load_state(shape_, items[i], space.states[i], all, space.advance);
     }
-    if (item.final_state.present()) kernels_->store_state(shape_, item, space.state, all, space.advance);
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        if (chunk >= items[i].chunks(shape_.C)) continue;
+        const bool last = i + 1 == count;
+        ChunkPrefetch next(shape_, items[last ? 0 : i + 1], chunk + (last ? 1 : 0), advance_steps());
+        kernels_->prepare(shape_, items[i], chunk, space.slot, space.prepare);
+        kernels_->advance(shape_, items[i], chunk, space.slot, space.states[i], all, space.advance, next);
+      }
+    }
+    if (!items[0].final_state.present()) return;
+    for (std::int64_t i = 0; i < count; ++i) {
+      kernels_->store_state(shape_, items[i], space.states[i], all, space.advance);
+    }
   }
+
+  // Steps of a chunk's advance in which it prefetches.
+  [[nodiscard]] std::int64_t advance_steps() const { return panels() * shape_.blocks() * (shape_.K / kBlock) * 3; }
 
   // Panels of the shared items' states, and chunks of one window of them.
   [[nodiscard]] std::int64_t panels() const {
@@ -218,8 +238,9 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
     if (window < 0) return kernels_->load_state(shape_, item, state, columns, scratch);
     const std::int64_t first = window * schedule_.window_chunks();
     const std::int64_t end = std::min(first + schedule_.window_chunks(), item.chunks(shape_.C));
+    ChunkPrefetch none;
     for (std::int64_t chunk = first; chunk < end; ++chunk) {
-      kernels_->advance(shape_, item, chunk, shared_slot(call, index, chunk), state, columns, scratch);
+      kernels_->advance(shape_, item, chunk, shared_slot(call, index, chunk), state, columns, scratch, none);
     }
     const bool last = window + 1 == schedule_.windows();
     if (last && item.final_state.present()) kernels_->store_state(shape_, item, state, columns, scratch);

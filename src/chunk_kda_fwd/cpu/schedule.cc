@@ -9,6 +9,9 @@ namespace {
 // Tokens (of one head) for which waking another thread pays.
 constexpr double kTokensPerThread = 32;
 
+// What the states of a group may take: a second-level cache holds them beside a chunk.
+constexpr std::int64_t kGroupStateBytes = std::int64_t{256} * 1024;
+
 // Work that may be wasted by uneven items before some are shared.
 constexpr double kTolerance = 1.1;
 
@@ -28,16 +31,31 @@ Schedule::Schedule(const ChunkKdaFwdProblem& problem, int threads) {
       return problem.sequence(a).tokens > problem.sequence(b).tokens;
     });
   }
-  if (threads_ == 1 || items_ == 0) return;
-  const std::int64_t chunks = (problem.sequence(sequence_of(0)).tokens + dims.C - 1) / dims.C;
+  if (items_ == 0) return;
+  choose_shared(problem);
+  choose_groups(problem);
+}
+
+void Schedule::choose_shared(const ChunkKdaFwdProblem& problem) {
+  if (threads_ == 1) return;
+  const std::int64_t chunks = (problem.sequence(sequence_of(0)).tokens + problem.dims.C - 1) / problem.dims.C;
   if (chunks < 2) return;
-  shared_ = choose_shared(problem);
+  shared_ = count_shared(problem);
   if (shared_ == 0) return;
   window_chunks_ = std::clamp<std::int64_t>((std::int64_t{2} * threads_ + shared_ - 1) / shared_, 2, 16);
   windows_ = (chunks + window_chunks_ - 1) / window_chunks_;
 }
 
-std::int64_t Schedule::choose_shared(const ChunkKdaFwdProblem& problem) const {
+void Schedule::choose_groups(const ChunkKdaFwdProblem& problem) {
+  const std::int64_t state_bytes = problem.dims.K * problem.dims.V * std::int64_t{sizeof(float)};
+  const std::int64_t fitting = std::clamp<std::int64_t>(kGroupStateBytes / state_bytes, 1, kMaxGroup);
+  const std::int64_t most = std::min(fitting, heads_);
+  const std::int64_t alone = items_ - shared_;
+  const std::int64_t rounds = (alone + threads_ * most - 1) / (threads_ * most);
+  groups_ = std::min(alone, rounds * threads_);
+}
+
+std::int64_t Schedule::count_shared(const ChunkKdaFwdProblem& problem) const {
   const double threads = threads_;
   const auto items = static_cast<double>(items_);
   const auto longest = static_cast<double>(problem.sequence(sequence_of(0)).tokens);
