@@ -56,6 +56,13 @@ HWY_INLINE void WithFormat(Dtype dtype, const F& f) {
   }
 }
 
+// The same for a dtype of 16 bits.
+template <class F>
+HWY_INLINE void WithHalfFormat(Dtype dtype, const F& f) {
+  if (dtype == Dtype::kBFloat16) return f(BFloat16());
+  return f(Float16());
+}
+
 // dst [range.rows][ld] = the range of src in fp32. dst is aligned to a vector, ld a multiple of one.
 HWY_INLINE void WidenRows(const Rows& src, const RowRange& range, float* HWY_RESTRICT dst, int ld) {
   WithFormat(src.dtype, [&](auto format) HWY_ATTR {

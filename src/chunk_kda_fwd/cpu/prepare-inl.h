@@ -7,6 +7,7 @@
 #endif
 
 #include "chunk_kda_fwd/cpu/gate-inl.h"
+#include "cpu/gemm-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {
@@ -68,25 +69,89 @@ HWY_INLINE void LoadStepsOfGk(const ChunkShape& s, const Item& item, const RowRa
   }
 }
 
+// f(first channel, Constant<vectors>) for parts of K, as many channels at a time as registers hold twice.
+template <class F>
+HWY_INLINE void ForChannels(int K, const F& f) {
+  constexpr int kStep = static_cast<int>(kLanes);
+  constexpr int kMost = kRegisters == 32 ? 8 : 4;
+  int channel = 0;
+  for (; channel + kMost * kStep <= K; channel += kMost * kStep) f(channel, Constant<kMost>());
+  if constexpr (kMost > 4) {
+    if (channel + 4 * kStep <= K) {
+      f(channel, Constant<4>());
+      channel += 4 * kStep;
+    }
+  }
+  if (channel + 2 * kStep <= K) {
+    f(channel, Constant<2>());
+    channel += 2 * kStep;
+  }
+  if (channel < K) f(channel, Constant<1>());
+}
+
+// Rows whose elements are adjacent.
+template <class Element>
+struct DenseRows {
+  const Element* data;
+  std::ptrdiff_t ld;
+};
+
+// A block's q and k in their format, and its gates.
+template <class Format>
+struct BlockSource {
+  int rows;
+  DenseRows<typename Format::Storage> q;
+  DenseRows<typename Format::Storage> k;
+  DenseRows<float> gates;
+};
+
 // Turns gates into decays, and q and k into their decayed forms. The block's decay comes from the sum of its gates with
 // one rounding: a product of 16 rounded factors near 1 would drift over a long sequence.
-HWY_INLINE void DecayRows(const ChunkShape& s, int rows, const PrepareScratch& scratch, const BlockSlot& slot) {
+template <class Format, int kVectors>
+HWY_INLINE void DecayColumns(const BlockSource<Format>& from, int channel, int K, const PrepareScratch& scratch,
+                             const BlockSlot& slot) {
   const D d;
-  for (int c = 0; c < s.K; c += static_cast<int>(kLanes)) {
-    V sum = hn::Zero(d);
-    V product = hn::Set(d, 1.0f);
-    for (int r = 0; r < rows; ++r) {
-      const int at = r * s.K + c;
-      const V gate = hn::Load(d, scratch.gate + at);
-      const V step = Exp(gate);
-      sum = hn::Add(sum, gate);
-      product = hn::Mul(product, step);
-      hn::Store(step, d, scratch.gate + at);
-      hn::Store(hn::Mul(product, hn::Load(d, scratch.q + at)), d, slot.q_decayed + at);
-      hn::Store(hn::Mul(product, hn::Load(d, scratch.k + at)), d, slot.k_decayed + at);
-    }
-    hn::Store(Exp(sum), d, slot.decay + c);
+  constexpr int kStep = static_cast<int>(kLanes);
+  V sums[kVectors];
+  V products[kVectors];
+#pragma GCC unroll 8
+  for (int c = 0; c < kVectors; ++c) {
+    sums[c] = hn::Zero(d);
+    products[c] = hn::Set(d, 1.0f);
   }
+  const float* gates = from.gates.data + channel;
+  const auto* q = from.q.data + channel;
+  const auto* k = from.k.data + channel;
+  for (int r = 0; r < from.rows; ++r) {
+    const int row = r * K + channel;
+#pragma GCC unroll 8
+    for (int c = 0; c < kVectors; ++c) {
+      const int at = row + c * kStep;
+      const V gate = hn::LoadU(d, gates + c * kStep);
+      const V step = Exp(gate);
+      sums[c] = hn::Add(sums[c], gate);
+      products[c] = hn::Mul(products[c], step);
+      hn::Store(step, d, scratch.gate + at);
+      const V q_widened = Format::Load(q + c * kStep);
+      const V k_widened = Format::Load(k + c * kStep);
+      hn::Store(q_widened, d, scratch.q + at);
+      hn::Store(k_widened, d, scratch.k + at);
+      hn::Store(hn::Mul(products[c], q_widened), d, slot.q_decayed + at);
+      hn::Store(hn::Mul(products[c], k_widened), d, slot.k_decayed + at);
+    }
+    gates += from.gates.ld;
+    q += from.q.ld;
+    k += from.k.ld;
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < kVectors; ++c) hn::Store(Exp(sums[c]), d, slot.decay + channel + c * kStep);
+}
+
+template <class Format>
+HWY_INLINE void DecayRows(const BlockSource<Format>& from, int K, const PrepareScratch& scratch,
+                          const BlockSlot& slot) {
+  ForChannels(K, [&](int channel, auto vectors)
+                     HWY_ATTR { DecayColumns<Format, vectors.value>(from, channel, K, scratch, slot); });
 }
 
 // The rows beyond the last token: neutral.
@@ -197,24 +262,10 @@ HWY_INLINE void PairsOfColumns(const ChunkShape& s, int channel, int rows, const
   }
 }
 
-// Partial sums of all pairs of a block's rows, as many channels at a time as registers hold.
+// Partial sums of all pairs of a block's rows.
 HWY_INLINE void AllPairs(const ChunkShape& s, int rows, const PrepareScratch& scratch, const BlockSlot& slot) {
-  constexpr int kStep = static_cast<int>(kLanes);
-  constexpr int kMost = kRegisters == 32 ? 8 : 4;
-  int channel = 0;
-  for (; channel + kMost * kStep <= s.K; channel += kMost * kStep)
-    PairsOfColumns<kMost>(s, channel, rows, scratch, slot);
-  if constexpr (kMost > 4) {
-    if (channel + 4 * kStep <= s.K) {
-      PairsOfColumns<4>(s, channel, rows, scratch, slot);
-      channel += 4 * kStep;
-    }
-  }
-  if (channel + 2 * kStep <= s.K) {
-    PairsOfColumns<2>(s, channel, rows, scratch, slot);
-    channel += 2 * kStep;
-  }
-  if (channel < s.K) PairsOfColumns<1>(s, channel, rows, scratch, slot);
+  ForChannels(
+      s.K, [&](int channel, auto vectors) HWY_ATTR { PairsOfColumns<vectors.value>(s, channel, rows, scratch, slot); });
 }
 
 // The sum of a vector's 128-bit blocks. A template, so that branches for other vector lengths are not compiled.
@@ -249,20 +300,36 @@ HWY_INLINE void FinishPairs(int rows, const PrepareScratch& scratch, const Block
 // channels.
 HWY_INLINE void PrepareBlock(const ChunkShape& s, const Item& item, const RowRange& range,
                              const PrepareScratch& scratch, const BlockSlot& slot) {
-  if (s.gate_mode == GateMode::kAccumulated) {
+  DenseRows<float> gates{scratch.gate, s.K};
+  if (s.gate_mode == GateMode::kActivated && item.g.dtype == Dtype::kFloat32 && item.g.inner == 1 &&
+      !item.gk.present()) {
+    gates = {item.g.at<float>(range.token, 0), item.g.token};
+  } else if (s.gate_mode == GateMode::kAccumulated) {
     LoadStepsOfGk(s, item, range, scratch.bias, scratch.gate);
   } else {
     LoadGates(s, item, range, scratch.bias, scratch.gate);
   }
   if (item.gk.present()) StoreGk(s, item, range, scratch.gate, scratch.gk, scratch.rows);
-  WidenRows(item.q, range, scratch.q, s.K);
-  WidenRows(item.k, range, scratch.k, s.K);
-  if (s.qk_l2norm) {
-    NormalizeRows(range.rows, s.K, scratch.q);
-    NormalizeRows(range.rows, s.K, scratch.k);
-  }
   LoadBeta(s, item, range, slot.beta);
-  DecayRows(s, range.rows, scratch, slot);
+  if (s.qk_l2norm || item.q.inner != 1 || item.k.inner != 1) {
+    WidenRows(item.q, range, scratch.q, s.K);
+    WidenRows(item.k, range, scratch.k, s.K);
+    if (s.qk_l2norm) {
+      NormalizeRows(range.rows, s.K, scratch.q);
+      NormalizeRows(range.rows, s.K, scratch.k);
+    }
+    DecayRows<Float32>({range.rows, {scratch.q, s.K}, {scratch.k, s.K}, gates}, s.K, scratch, slot);
+  } else {
+    WithHalfFormat(item.q.dtype, [&](auto format) HWY_ATTR {
+      using Format = decltype(format);
+      using Storage = typename Format::Storage;
+      DecayRows<Format>({range.rows,
+                         {item.q.at<Storage>(range.token, 0), item.q.token},
+                         {item.k.at<Storage>(range.token, 0), item.k.token},
+                         gates},
+                        s.K, scratch, slot);
+    });
+  }
   PadRows(s, range.rows, scratch, slot);
   AllPairs(s, range.rows, scratch, slot);
   FinishPairs(range.rows, scratch, slot);
