@@ -55,31 +55,32 @@ HWY_INLINE void StoreAqk(const ChunkShape& s, const Item& item, const BlockPosit
   RoundRows(scratch.rows, s.C, item.Aqk, block.with_columns(s.C));
 }
 
-// A right-hand side of (I + A) x = seed over the chunk: rows [C][ld], of which `columns` are in use.
-struct RightHandSide {
+// The solution of (I + A) x = seed over the chunk: rows [C][ld], of which `columns` are in use.
+struct Solution {
   float* rows;
   int ld;
   int columns;
+  bool triangular;  // column c is 0 above row c
 };
 
-// Solves the block's rows, given those of the blocks before it.
-HWY_INLINE void SubstituteBlock(const ChunkShape& s, const BlockPosition& block, const float* akk_rows,
-                                const BlockSlot& slot, const RightHandSide& rhs) {
-  float* own = rhs.rows + block.columns_before() * rhs.ld;
-  ForPanels(rhs.columns, [&](int column, auto vectors) HWY_ATTR {
+// The block's rows of seed - A x, as far as x is of the blocks before it. seed(r, c) gives vectors of the block's rows.
+template <class F>
+HWY_INLINE void SubstituteEarlier(const ChunkShape& s, const BlockPosition& block, const float* akk_rows,
+                                  const Solution& x, const F& seed) {
+  const int before = block.columns_before();
+  float* own = x.rows + before * x.ld;
+  ForPanels(x.columns, [&](int column, auto vectors) HWY_ATTR {
+    const int from = x.triangular ? column : 0;
     ForRowGroups(kBlock, [&](int first, auto count) HWY_ATTR {
-      const auto at = [&](int r, int c)
-                          HWY_ATTR { return own + (first + r) * rhs.ld + column + c * static_cast<int>(kLanes); };
       Accumulators<count.value, vectors.value> acc;
-      ForEach(acc, [&](int r, int c, V) HWY_ATTR { return hn::Load(D(), at(r, c)); });
-      MulAddPanel(acc, {akk_rows + first * s.C, s.C, 1}, rhs.rows + column, rhs.ld, block.columns_before());
+      ForEach(acc, [&](int r, int c, V) HWY_ATTR { return seed(first + r, column + c * static_cast<int>(kLanes)); });
+      MulAddPanel(acc, {akk_rows + first * s.C + from, s.C, 1}, x.rows + from * x.ld + column, x.ld, before - from);
       ForEach(acc, [&](int r, int c, V sum) HWY_ATTR {
-        hn::Store(sum, D(), at(r, c));
+        hn::Store(sum, D(), own + (first + r) * x.ld + column + c * static_cast<int>(kLanes));
         return sum;
       });
     });
   });
-  SolveBlock(slot.kk, own, rhs.ld, rhs.columns);
 }
 
 // Akk: the seed is the identity.
@@ -87,38 +88,34 @@ HWY_INLINE void StoreAkk(const ChunkShape& s, const Item& item, const BlockPosit
                          const PrepareScratch& scratch, const BlockSlot& slot) {
   const int before = block.columns_before();
   float* rows = scratch.akk + before * s.C;
-  Fill(rows, kBlock * s.C, 0.0f);
-  for (int r = 0; r < kBlock; ++r) rows[r * s.C + before + r] = 1.0f;
-  SubstituteBlock(s, block, scratch.akk_rows, slot, {scratch.akk, s.C, before + kBlock});
+  SubstituteEarlier(s, block, scratch.akk_rows, {scratch.akk, s.C, before, true},
+                    [](int, int) HWY_ATTR { return hn::Zero(D()); });
+  for (int r = 0; r < kBlock; ++r) {
+    Fill(rows + r * s.C + before, s.C - before, 0.0f);
+    rows[r * s.C + before + r] = 1.0f;
+  }
+  SolveBlock(slot.kk, rows, s.C, before + kBlock);
   RoundRows(rows, s.C, item.Akk, block.with_columns(s.C));
 }
 
-// dst [16,K] = src [16,K] * row [K].
-HWY_INLINE void TimesRow(const float* HWY_RESTRICT src, const float* HWY_RESTRICT row, int K, float* HWY_RESTRICT dst) {
-  const D d;
-  for (int r = 0; r < kBlock; ++r) {
-    for (int c = 0; c < K; c += static_cast<int>(kLanes)) {
-      hn::Store(hn::Mul(hn::Load(d, src + r * K + c), hn::Load(d, row + c)), d, dst + r * K + c);
-    }
-  }
-}
+// Vectors of rows [16,K], each column times its factor [K].
+struct TimesColumns {
+  const float* rows;
+  const float* factors;
+  int K;
 
-// dst [16,columns] *= beta of the row.
-HWY_INLINE void TimesBeta(const float* beta, int columns, float* HWY_RESTRICT dst) {
-  const D d;
-  for (int r = 0; r < kBlock; ++r) {
-    for (int c = 0; c < columns; c += static_cast<int>(kLanes)) {
-      hn::Store(hn::Mul(Broadcast(beta[r]), hn::Load(d, dst + r * columns + c)), d, dst + r * columns + c);
-    }
+  HWY_INLINE V operator()(int r, int c) const {
+    return hn::Mul(hn::Load(D(), rows + r * K + c), hn::Load(D(), factors + c));
   }
-}
+};
 
 HWY_INLINE void StoreW(const ChunkShape& s, const Item& item, const BlockPosition& block, const PrepareScratch& scratch,
                        const BlockSlot& slot) {
   float* rows = scratch.w + block.columns_before() * s.K;
-  TimesRow(slot.k_decayed, scratch.prefix, s.K, rows);
-  TimesBeta(slot.beta, s.K, rows);
-  SubstituteBlock(s, block, scratch.akk_rows, slot, {scratch.w, s.K, s.K});
+  const TimesColumns k_decayed{slot.k_decayed, scratch.prefix, s.K};
+  SubstituteEarlier(s, block, scratch.akk_rows, {scratch.w, s.K, s.K, false},
+                    [&](int r, int c) HWY_ATTR { return hn::Mul(Broadcast(slot.beta[r]), k_decayed(r, c)); });
+  SolveBlock(slot.kk, rows, s.K, s.K);
   RoundRows(rows, s.K, item.w, block.with_columns(s.K));
 }
 
@@ -127,8 +124,10 @@ HWY_INLINE void StoreU(const ChunkShape& s, const Item& item, const BlockPositio
   float* rows = scratch.u + block.columns_before() * s.V;
   WidenRows(item.v, block.with_columns(s.V), rows, s.V);
   Fill(rows + block.range.rows * s.V, (kBlock - block.range.rows) * s.V, 0.0f);
-  TimesBeta(slot.beta, s.V, rows);
-  SubstituteBlock(s, block, scratch.akk_rows, slot, {scratch.u, s.V, s.V});
+  SubstituteEarlier(s, block, scratch.akk_rows, {scratch.u, s.V, s.V, false}, [&](int r, int c) HWY_ATTR {
+    return hn::Mul(Broadcast(slot.beta[r]), hn::Load(D(), rows + r * s.V + c));
+  });
+  SolveBlock(slot.kk, rows, s.V, s.V);
   RoundRows(rows, s.V, item.u, block.with_columns(s.V));
 }
 
@@ -154,8 +153,7 @@ HWY_INLINE void PostBlock(const ChunkShape& s, const Item& item, const BlockPosi
                           const PrepareScratch& scratch, const BlockSlot& slot) {
   if (block.index == 0) Fill(scratch.prefix, s.K, 1.0f);
   if (item.qg.present()) {
-    TimesRow(slot.q_decayed, scratch.prefix, s.K, scratch.rows);
-    RoundRows(scratch.rows, s.K, item.qg, block.with_columns(s.K));
+    RoundValues(TimesColumns{slot.q_decayed, scratch.prefix, s.K}, item.qg, block.with_columns(s.K));
   }
   if (item.Aqk.present()) StoreAqk(s, item, block, scratch, slot);
   if (item.wants_akk()) {
@@ -177,8 +175,7 @@ HWY_INLINE void StoreKg(const ChunkShape& s, const Item& item, const RowRange& c
   for (int b = (chunk.rows - 1) / kBlock; b >= 0; --b) {
     const BlockSlot& block = slot.blocks[b];
     const int rows = chunk.rows - b * kBlock < kBlock ? chunk.rows - b * kBlock : kBlock;
-    TimesRow(block.k_rest, suffix, s.K, scratch.rows);
-    RoundRows(scratch.rows, s.K, item.kg, {chunk.token + b * kBlock, rows, 0, s.K});
+    RoundValues(TimesColumns{block.k_rest, suffix, s.K}, item.kg, {chunk.token + b * kBlock, rows, 0, s.K});
     const D d;
     for (int c = 0; c < s.K; c += static_cast<int>(kLanes)) {
       hn::Store(hn::Mul(hn::Load(d, suffix + c), hn::Load(d, block.decay + c)), d, suffix + c);
