@@ -10,7 +10,7 @@ namespace {
 constexpr double kTokensPerThread = 32;
 
 // What the states of a group may take: a second-level cache holds them beside a chunk.
-constexpr std::int64_t kGroupStateBytes = std::int64_t{256} * 1024;
+constexpr std::int64_t kGroupStateBytes = std::int64_t{512} * 1024;
 
 // Work that may be wasted by uneven items before some are shared.
 constexpr double kTolerance = 1.1;
@@ -51,7 +51,9 @@ void Schedule::choose_groups(const ChunkKdaFwdProblem& problem) {
   const std::int64_t fitting = std::clamp<std::int64_t>(kGroupStateBytes / state_bytes, 1, kMaxGroup);
   const std::int64_t most = std::min(fitting, heads_);
   const std::int64_t alone = items_ - shared_;
-  const std::int64_t rounds = (alone + threads_ * most - 1) / (threads_ * most);
+  const std::int64_t share = (alone + threads_ - 1) / threads_;
+  // A thread that is held up can leave a second group to others.
+  const std::int64_t rounds = std::max<std::int64_t>((share + most - 1) / most, share < kMaxGroup ? 1 : 2);
   groups_ = std::min(alone, rounds * threads_);
 }
 

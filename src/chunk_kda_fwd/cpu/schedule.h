@@ -11,7 +11,7 @@
 namespace kda::cpu {
 
 // Items of a group.
-inline constexpr int kMaxGroup = 4;
+inline constexpr int kMaxGroup = 8;
 
 // A work item is one sequence of one value head. Most items run whole on one thread ("alone"), in groups that take turns
 // chunk by chunk: neighbouring heads of token-major tensors share pages, whose translations are few. Items that would
