@@ -31,6 +31,47 @@ __device__ __forceinline__ float approximate_reciprocal(float x) {
   return y;
 }
 
+// The first `bytes` of 8, zeros for the others.
+__device__ __forceinline__ void copy_async8(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// Predicated, where the compiler would branch.
+__device__ __forceinline__ void store_if(bool is_there, void* to, const uint4& x) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v4.u32 [%1], {%2,%3,%4,%5};\n}\n" ::"r"(
+                   static_cast<int>(is_there)),
+               "l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_if(bool is_there, void* to, const uint2& x) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v2.u32 [%1], {%2,%3};\n}\n" ::"r"(
+                   static_cast<int>(is_there)),
+               "l"(to), "r"(x.x), "r"(x.y)
+               : "memory");
+}
+
+// Zeros where nothing is to be loaded.
+__device__ __forceinline__ uint4 load4_if(bool is_there, const void* from) {
+  uint4 x;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.s32 p, %4, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@p ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%5];\n}\n"
+      : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
+      : "r"(static_cast<int>(is_there)), "l"(from));
+  return x;
+}
+
+__device__ __forceinline__ uint2 load2_if(bool is_there, const void* from) {
+  uint2 x;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\n@p ld.global.nc.v2.u32 {%0,%1}, "
+      "[%3];\n}\n"
+      : "=&r"(x.x), "=&r"(x.y)
+      : "r"(static_cast<int>(is_there)), "l"(from));
+  return x;
+}
+
 __device__ __forceinline__ void store_shared_half(std::uint32_t address, std::uint16_t x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
 }
@@ -250,7 +291,7 @@ class TensorExtras {
   using Memory = TensorExtrasMemory<kBlocks>;
   static constexpr int kC = Memory::kC;
   static constexpr int kThreads = 32 * kBlocks;
-  static constexpr int kResident = kBlocks == 4 ? 3 : 1;  // blocks of threads on a multiprocessor
+  static constexpr int kResident = kBlocks == 4 ? 2 : 1;  // blocks of threads on a multiprocessor
 
   __device__ TensorExtras(const ChunkKdaFwdTask& task, const ExtrasVectors& vectors, const Item& item,
                           std::int64_t chunk, std::uint32_t memory)
@@ -261,6 +302,7 @@ class TensorExtras {
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
         first_(chunk * kC),
+        first_place_(static_cast<std::uint32_t>(lane_ / 16 * 1024 + lane_ % 16 * 8)),
         chunk_rows_(static_cast<int>(min(static_cast<std::int64_t>(kC), item.tokens - first_))) {}
 
   __device__ void run() {
@@ -275,14 +317,12 @@ class TensorExtras {
       activate(panel, x);
       __syncthreads();
       if (needs_pairs) make_factors(panel);
-      const Ends ends = settle(panel, x);
+      settle(panel, x);
       __syncwarp();
       if (needs_pairs) multiply_own(panel, own);
       __syncwarp();
-      rest(panel, x, ends);
+      rest(panel, x);
       if (panel == 0) {
-        load_rows(t_.at.q, t_.q, 1, q_);
-        load_rows(t_.at.k, t_.k, 1, k_);
         fetch_gates(1);
       }
       __syncthreads();
@@ -322,11 +362,6 @@ class TensorExtras {
   // Products of eight keys of an earlier block with a block's rows, over all warps: kItems each.
   static constexpr int kItems = kBlocks - 1;
 
-  struct Ends {
-    float rest[4];    // decay from behind this half of the rows to the block's end
-    float suffix[4];  // and from there to the chunk's end
-  };
-
   __device__ __forceinline__ int half() const { return lane_ / 16; }
   __device__ __forceinline__ int row() const { return kBlock * warp_ + 8 * half(); }  // first of eight, in the chunk
   __device__ __forceinline__ int channel(int panel) const { return 64 * panel + lane_ % 16 * 4; }
@@ -341,13 +376,10 @@ class TensorExtras {
                                     16 ==
                                 0;
     fetch_gates(0);
-    load_rows(t_.at.q, t_.q, 0, q_);
-    load_rows(t_.at.k, t_.k, 0, k_);
-    // The second panel's are read again when it is their turn: registers to hold them meanwhile would be short.
-    uint2 next_q[8];
-    uint2 next_k[8];
-    load_rows(t_.at.q, t_.q, 1, next_q);
-    load_rows(t_.at.k, t_.k, 1, next_k);
+    for (int panel = 0; panel < 2; ++panel) {
+      load_rows(t_.at.k, t_.k, panel, raw_rows(panel));
+      load_rows(t_.at.q, t_.q, panel, raw_rows(panel) + Memory::kLowRows);
+    }
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < kC) {
       const float beta = thread < chunk_rows_ ? beta_of(t_, item_, first_ + thread) : 0.0f;
@@ -355,11 +387,13 @@ class TensorExtras {
     }
     if (thread < 128) store_shared(at(Memory::kLimits + 4 * thread), static_cast<std::uint32_t>(kC));
     if (thread == 0) store_shared(at(Memory::kFirstBad), static_cast<std::uint32_t>(kC));
+    copies_wait();
     float squares[16];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      squares[i] = square(next_q[i], square(q_[i], 0));
-      squares[8 + i] = square(next_k[i], square(k_[i], 0));
+      squares[i] =
+          square(raw_rows(1) + Memory::kLowRows + place(i), square(raw_rows(0) + Memory::kLowRows + place(i), 0));
+      squares[8 + i] = square(raw_rows(1) + place(i), square(raw_rows(0) + place(i), 0));
     }
     const float sum = transposed_sum<8>(squares, lane_);
     const bool is_large = !t_.qk_l2norm && !(sum <= 0x1p80f);
@@ -375,25 +409,28 @@ class TensorExtras {
     return kIsBf16 ? round_pair(low, high) : kda::cuda::narrow2(low, high, false);
   }
   static __device__ __forceinline__ float4 wide(const uint2& raw) { return widen4({raw.x, raw.y, 0, 0}, kDtype); }
-  static __device__ __forceinline__ float square(const uint2& raw, float sum) {
-    const float4 x = wide(raw);
+  static __device__ __forceinline__ float square(std::uint32_t from, float sum) {
+    const float4 x = wide(load_shared<uint2>(from));
     return dot4(x, x, sum);
   }
 
-  // This lane's part of eight rows; zero beyond the last token.
+  // k as it comes lies where the high parts of k P will, q where the low parts will: each lane its own.
+  __device__ __forceinline__ std::uint32_t raw_rows(int panel) const {
+    return at(Memory::kKeys + (panel * kBlocks + warp_) * Memory::kRows);
+  }
+
+  // Copies this lane's part of eight rows; zero beyond the last token.
   __device__ __forceinline__ void load_rows(const void* data, const RowStrides& strides, int panel,
-                                            uint2 (&raw)[8]) const {
+                                            std::uint32_t to) const {
     const auto* from = static_cast<const std::uint16_t*>(data) +
                        row_of(strides, item_, item_.key_head, first_ + row()) + channel(panel) * strides.inner;
 #pragma unroll
     for (int i = 0; i < 8; ++i, from += strides.token) {
-      raw[i] = {0, 0};
-      if (i >= rows_) continue;
       if (kIsPlain || is_vector_) {
-        raw[i] = __ldg(reinterpret_cast<const uint2*>(from));
+        copy_async8(to + place(i), from, i < rows_ ? 8 : 0);
       } else {
-        const uint4 four = load_apart(from, kDtype, 0, strides.inner);
-        raw[i] = {four.x, four.y};
+        const uint4 four = i < rows_ ? load_apart(from, kDtype, 0, strides.inner) : uint4{0, 0, 0, 0};
+        store_shared(to + place(i), four.x, four.y);
       }
     }
   }
@@ -416,14 +453,13 @@ class TensorExtras {
     constexpr Dtype kGateDtype = sizeof(Number) == 4 ? Dtype::kFloat32 : Dtype::kBFloat16;
 #pragma unroll
     for (int i = 0; i < 8; ++i, from += t_.g.token) {
-      g_[i] = {0, 0, 0, 0};
-      if (i >= rows_) continue;
+      const bool is_there = i < rows_;
       if (!kIsPlain && !is_vector_) {
-        g_[i] = load_apart(from, kGateDtype, 0, t_.g.inner);
+        g_[i] = is_there ? load_apart(from, kGateDtype, 0, t_.g.inner) : uint4{0, 0, 0, 0};
       } else if constexpr (sizeof(Number) == 4) {
-        g_[i] = __ldg(reinterpret_cast<const uint4*>(from));
+        g_[i] = load4_if(is_there, from);
       } else {
-        const uint2 raw = __ldg(reinterpret_cast<const uint2*>(from));
+        const uint2 raw = load2_if(is_there, from);
         g_[i].x = raw.x;
         g_[i].y = raw.y;
       }
@@ -471,7 +507,13 @@ class TensorExtras {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) x[i][c] = i < rows_ ? gate(x[i][c], bias_[c]) : 0.0f;
+      for (int c = 0; c < 4; ++c) x[i][c] = gate(x[i][c], bias_[c]);
+    }
+    if (rows_ >= 8) return;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) x[i][c] = i < rows_ ? x[i][c] : 0.0f;
     }
   }
 
@@ -540,7 +582,8 @@ class TensorExtras {
   static __device__ __forceinline__ void put(Rows<float>& rows, int i, std::int64_t inner, const float (&x)[4]) {
     const float4 four{x[0], x[1], x[2], x[3]};
     if (kIsPlain || rows.is_vector) {
-      if (i < rows.count) *reinterpret_cast<float4*>(rows.to) = four;
+      const uint4 bits{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+      store_if(i < rows.count, rows.to, bits);
     } else if (i < rows.count) {
       store_apart(rows.to, inner, four);
     }
@@ -551,16 +594,19 @@ class TensorExtras {
                                              const float (&x)[4]) {
     const uint2 four{narrow2(x[0], x[1]), narrow2(x[2], x[3])};
     if (kIsPlain || rows.is_vector) {
-      if (i < rows.count) *reinterpret_cast<uint2*>(rows.to) = four;
+      store_if(i < rows.count, rows.to, four);
     } else if (i < rows.count) {
       store_apart(rows.to, inner, four);
     }
     rows.to += rows.step;
   }
 
-  // Where this lane's four channels of row 8 half + i lie among the rows of a block.
+  // Where this lane's four channels of row 8 half + i lie among the rows of a block. Computed again for every use: the
+  // compiler would keep the eight of them in registers, which are short.
   __device__ __forceinline__ std::uint32_t place(int i) const {
-    return Memory::piece(8 * half() + i, lane_ % 16 / 2) + static_cast<std::uint32_t>(lane_ % 2 * 8);
+    std::uint32_t x;
+    asm volatile("xor.b32 %0, %1, %2;" : "=r"(x) : "r"(first_place_), "r"(i << 4));
+    return x + static_cast<std::uint32_t>(i * 128);
   }
 
   static __device__ __forceinline__ void store_split(std::uint32_t to, const float (&x)[4]) {
@@ -571,34 +617,28 @@ class TensorExtras {
   }
 
   // From sums of gates to all that decays from the block's first row on: gk, qg, q P, k P, k / P. x turns into steps.
-  __device__ __forceinline__ Ends settle(int panel, float (&x)[8][4]) {
+  __device__ __forceinline__ void settle(int panel, float (&x)[8][4]) {
     float before[4] = {};  // this half
     float product[4];
     float prefix[4];
-    Ends ends;
     for (int eight = 0; eight < 2 * warp_; ++eight) add(before, totals(eight, panel));
 #pragma unroll
     for (int c = 0; c < 4; ++c) prefix[c] = approximate_exp2(kGkPerGate * before[c]) * kPerScale;
     const float4 first = load_shared<float4>(totals(2 * warp_, panel));
-    const float4 second = load_shared<float4>(totals(2 * warp_ + 1, panel));
     const float firsts[4] = {first.x, first.y, first.z, first.w};
-    const float seconds[4] = {second.x, second.y, second.z, second.w};
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       if (half() == 1) before[c] = __fadd_rn(before[c], firsts[c]);
       product[c] = half() == 1 ? kScale * approximate_exp2(kGkPerGate * firsts[c]) : kScale;
-      ends.rest[c] = half() == 0 ? approximate_exp2(kGkPerGate * seconds[c]) : 1.0f;
     }
-    float after[4] = {};
-    for (int eight = 2 * warp_ + 2; eight < 2 * kBlocks; ++eight) add(after, totals(eight, panel));
-#pragma unroll
-    for (int c = 0; c < 4; ++c) ends.suffix[c] = approximate_exp2(kGkPerGate * after[c]);
-
     auto gk = rows_to<float>(t_.at.gk, t_.gk, vectors_.gk, panel, 0);
     auto qg = rows_to<std::uint16_t>(t_.at.qg, t_.qg, vectors_.qg, panel, 0);
     const std::uint32_t keys = at(Memory::kKeys + (panel * kBlocks + warp_) * Memory::kRows);
     const std::uint32_t queries = at(Memory::kQueries + warp_ * Memory::kRows);
     const std::uint32_t right = at(Memory::kRight + warp_ * Memory::kRows);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) k_[i] = load_shared<uint2>(keys + place(i));
+    uint2 raw_q = load_shared<uint2>(keys + Memory::kLowRows + place(0));
     float sum[4] = {};
     float most = 0;
 #pragma unroll
@@ -615,7 +655,8 @@ class TensorExtras {
       put(gk, i, t_.gk.inner, log2);
       const float q_factor = __shfl_sync(kAll, row_factor_, lane_ / 16 * 16 + i);
       const float k_factor = __shfl_sync(kAll, row_factor_, lane_ / 16 * 16 + 8 + i);
-      const float4 q_wide = times(wide(q_[i]), q_factor);
+      const float4 q_wide = times(wide(raw_q), q_factor);
+      if (i < 7) raw_q = load_shared<uint2>(keys + Memory::kLowRows + place(i + 1));
       const float4 k_wide = times(wide(k_[i]), k_factor);
       float q[4] = {q_wide.x, q_wide.y, q_wide.z, q_wide.w};
       float k[4] = {k_wide.x, k_wide.y, k_wide.z, k_wide.w};
@@ -637,7 +678,6 @@ class TensorExtras {
 #pragma unroll
     for (int c = 0; c < 4; ++c) is_good_ = is_good_ && product[c] > kScale * 0x1p-120f;
     is_good_ = is_good_ && most <= 0;
-    return ends;
   }
 
   __device__ __forceinline__ void add(float (&sum)[4], std::uint32_t from) const {
@@ -657,12 +697,20 @@ class TensorExtras {
   }
 
   // k R and kg, from steps.
-  __device__ __forceinline__ void rest(int panel, const float (&step)[8][4], const Ends& ends) const {
+  __device__ __forceinline__ void rest(int panel, const float (&step)[8][4]) const {
     auto kg = rows_to<std::uint16_t>(t_.at.kg, t_.kg, vectors_.kg, panel, 7);
     const std::uint32_t right = at(Memory::kRight + warp_ * Memory::kRows);
+    float after[4] = {};
+    for (int eight = 2 * warp_ + 2; eight < 2 * kBlocks; ++eight) add(after, totals(eight, panel));
+    const float4 second = load_shared<float4>(totals(2 * warp_ + 1, panel));
+    const float seconds[4] = {second.x, second.y, second.z, second.w};
     float product[4];
+    float suffix[4];
 #pragma unroll
-    for (int c = 0; c < 4; ++c) product[c] = ends.rest[c];
+    for (int c = 0; c < 4; ++c) {
+      product[c] = half() == 0 ? approximate_exp2(kGkPerGate * seconds[c]) : 1.0f;
+      suffix[c] = approximate_exp2(kGkPerGate * after[c]);
+    }
 #pragma unroll
     for (int i = 7; i >= 0; --i) {
       const float4 k_wide = times(wide(k_[i]), __shfl_sync(kAll, row_factor_, lane_ / 16 * 16 + 8 + i));
@@ -675,7 +723,7 @@ class TensorExtras {
       }
       store_split(right + place(i), k);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) k[c] *= ends.suffix[c];
+      for (int c = 0; c < 4; ++c) k[c] *= suffix[c];
       put(kg, i, t_.kg.inner, k);
     }
   }
@@ -701,7 +749,7 @@ class TensorExtras {
   }
 
   __device__ __forceinline__ void multiply_own(int panel, float (&own)[3][4]) const {
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < 4; ++step) {
       const SplitColumns first = load_keys(2 * warp_, step);
       multiply_split(own[0], load_stacked(panel, warp_, 0, step), first);
@@ -730,7 +778,7 @@ class TensorExtras {
   }
 
   __device__ __forceinline__ void multiply_others(int panel, float (&others)[kItems][2][4]) const {
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < 4; ++step) {
       Pair pair = first_pair();
       SplitRows rows[2];
@@ -840,6 +888,7 @@ class TensorExtras {
   // This warp's rows of Aqk or Akk, which lie where Akk will.
   __device__ __forceinline__ void store_triangle(void* data, const RowStrides& s, bool is_vector, bool is_split) const {
     auto* to = static_cast<std::uint16_t*>(data) + row_of(s, item_, item_.head, first_ + kBlock * warp_);
+#pragma unroll 1
     for (int i = lane_; i < kBlock * kC / 8; i += 32) {
       const int in_block = i / (kC / 8);
       const int column = i % (kC / 8) * 8;
@@ -1226,11 +1275,11 @@ class TensorExtras {
   const std::uint32_t memory_;
   const int warp_;
   const int lane_;
-  const std::int64_t first_;  // token of the sequence
-  const int chunk_rows_;      // valid ones
-  int rows_ = 0;              // valid ones of this lane's eight: not above 0 if none is
+  const std::int64_t first_;         // token of the sequence
+  const std::uint32_t first_place_;  // of place(0)
+  const int chunk_rows_;             // valid ones
+  int rows_ = 0;                     // valid ones of this lane's eight: not above 0 if none is
   bool is_vector_ = false;
-  uint2 q_[8];
   uint2 k_[8];
   uint4 g_[8];
   float bias_[4] = {};
