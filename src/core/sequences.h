@@ -22,6 +22,12 @@ struct RowStrides {
   }
 };
 
+// Whether rows are adjacent elements, and start at multiples of so many.
+[[nodiscard]] constexpr bool steps_by(const RowStrides& strides, std::int64_t elements) noexcept {
+  return strides.inner == 1 && strides.batch % elements == 0 && strides.token % elements == 0 &&
+         strides.head % elements == 0;
+}
+
 // One sequence of a call.
 struct Sequence {
   std::int64_t batch = 0;        // index on the batch axis of every tensor

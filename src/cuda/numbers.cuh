@@ -80,6 +80,19 @@ __device__ __forceinline__ void store1(void* data, Dtype dtype, std::int64_t off
   }
 }
 
+// One instruction of the special function unit each, to about 2^-22; what is below FLT_MIN counts as 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // e^-|x|, to 2^-21 of itself, and 0 below about 2^-126.
 __device__ __forceinline__ float exp_of_minus_abs(float x) {
   // Far enough; unlike fminf, it keeps NaN.
@@ -88,28 +101,20 @@ __device__ __forceinline__ float exp_of_minus_abs(float x) {
   // The exponent in base 2 and what its rounding leaves.
   const float log2 = -1.44269504f * magnitude;
   const float rest = fmaf(-1.92596303e-8f, magnitude, fmaf(-1.44269502f, magnitude, -log2));
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(log2));
+  const float power = fast_exp2(log2);
   return fmaf(power * 0.693147181f, rest, power);
-}
-
-// 1 / x to about 2^-23 of itself.
-__device__ __forceinline__ float near_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 // 1 / (1 + e^-x) for every x.
 __device__ __forceinline__ float sigmoid(float x) {
   const float t = exp_of_minus_abs(x);
-  return (x < 0 ? t : 1.0f) * near_reciprocal(1.0f + t);
+  return (x < 0 ? t : 1.0f) * fast_reciprocal(1.0f + t);
 }
 
 // log(1 + e^x) for every x, with relative accuracy down to where e^x vanishes: log(1 + t) = 2 artanh(t / (2 + t)).
 __device__ __forceinline__ float softplus(float x) {
   const float t = exp_of_minus_abs(x);
-  const float s = t * near_reciprocal(2.0f + t);
+  const float s = t * fast_reciprocal(2.0f + t);
   const float square = s * s;
   float series = fmaf(square, 2.0f / 13, 2.0f / 11);
   series = fmaf(series, square, 2.0f / 9);

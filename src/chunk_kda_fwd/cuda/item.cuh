@@ -38,10 +38,6 @@ __device__ __forceinline__ std::int64_t blocks_of(const ChunkKdaFwdTask& t) {
   return last.first_block + (last.tokens + kBlock - 1) / kBlock;
 }
 
-__device__ __forceinline__ unsigned divide(unsigned x, const Divisor& by) {
-  return __umulhi(2 * x, by.multiplier) >> by.shift;
-}
-
 __device__ __forceinline__ std::int64_t row_of(const RowStrides& strides, const Item& item, std::int64_t head,
                                                std::int64_t token) {
   return item.batch * strides.batch + (item.first_token + token) * strides.token + head * strides.head;

@@ -36,11 +36,6 @@ bool takes_tensor_extras(const ChunkKdaFwdProblem& p, const DeviceInfo& device) 
   return p.dims.K == 128 && p.dims.V == 128 && (p.dims.C == 64 || is_large) && !generic_is_forced();
 }
 
-bool steps_by(const RowStrides& strides, std::int64_t elements) {
-  return strides.inner == 1 && strides.batch % elements == 0 && strides.token % elements == 0 &&
-         strides.head % elements == 0;
-}
-
 std::vector<PackedSequence> packed_sequences(const ChunkKdaFwdProblem& p) {
   std::vector<PackedSequence> table;
   if (p.cu_seqlens.empty()) return table;
@@ -55,15 +50,6 @@ std::vector<PackedSequence> packed_sequences(const ChunkKdaFwdProblem& p) {
     first_block += ceil_div(s.tokens, kBlock);
   }
   return table;
-}
-
-Divisor divisor(std::int64_t by) {
-  Divisor d;
-  if (by < 1) return d;
-  d.divisor = static_cast<std::uint32_t>(by);
-  while ((std::uint64_t{1} << d.shift) < d.divisor) ++d.shift;
-  d.multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + d.shift)) + d.divisor - 1) / d.divisor);
-  return d;
 }
 
 // Of all sequences together; at most, where their lengths are not known.

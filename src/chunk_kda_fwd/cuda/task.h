@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "chunk_kda_fwd/problem.h"
+#include "cuda/divisor.h"
 
 namespace kda {
 
@@ -17,13 +18,6 @@ struct PackedSequence {
   std::int64_t first_chunk;
   std::int64_t first_block;  // blocks of 16 tokens before it
   std::int64_t longest;
-};
-
-// Divides by a number that is known beforehand; dividends are below 2^31.
-struct Divisor {
-  std::uint32_t divisor = 1;
-  std::uint32_t multiplier = 0x80000000u;  // 2^(31 + shift) / divisor, rounded up
-  std::uint32_t shift = 0;                 // 2^shift is at least divisor
 };
 
 struct ChunkKdaFwdTask {

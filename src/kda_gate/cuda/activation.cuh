@@ -8,6 +8,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/numbers.cuh"
+#include "kda_gate/cuda/task.h"
+
 namespace kda::cuda {
 
 // value + error, |error| at most half an ulp of value.
@@ -16,23 +19,23 @@ struct Pair {
   float error;
 };
 
-__device__ __forceinline__ Pair pair_of(double x) {
-  const auto value = static_cast<float>(x);
-  return {value, static_cast<float>(x - value)};
+// exp(A_log), at most FLT_MAX, and above 0 unless A_log is -inf.
+__device__ __forceinline__ double exact_rate(float A_log) {
+  constexpr double kSmallestDouble = 0x1p-1074;
+  const double rate = exp(static_cast<double>(A_log));
+  if (rate == 0 && A_log > -HUGE_VALF) return kSmallestDouble;
+  return rate > FLT_MAX ? FLT_MAX : rate;
 }
 
-inline constexpr double kSmallestDouble = 0x1p-1074;
+// Beyond these products lose bits, and exact() is for all elements.
+inline constexpr float kLeastLog = -69.0f;
+inline constexpr float kMostLog = 80.0f;
 
-// exp(A_log) within 2^-36, at most FLT_MAX, and above 0 unless A_log is -inf.
-__device__ __forceinline__ double gate_rate(double A_log) {
-  if (!(fabs(A_log) < 80)) {
-    const double rate = exp(A_log);
-    if (rate == 0 && A_log > -HUGE_VAL) return kSmallestDouble;
-    return rate > FLT_MAX ? FLT_MAX : rate;
-  }
-  // Every thread does this: the series on [-ln(2)/2, ln(2)/2], and a power of 2 put into the exponent.
-  const int n = __float2int_rn(static_cast<float>(A_log) * 1.44269502f);
-  const double r = fma(static_cast<double>(n), -0.693147180559945309, A_log);
+// exp(A_log) within 2^-36 for A_log between these. Every thread does this: the series on [-ln(2)/2, ln(2)/2], and a
+// power of 2 put into the exponent.
+__device__ __forceinline__ Pair rate_of(float A_log) {
+  const int n = __float2int_rn(__fmul_rn(A_log, 1.44269502f));
+  const double r = fma(static_cast<double>(n), -0.693147180559945309, static_cast<double>(A_log));
   double sum = fma(r, 1.0 / 362880, 1.0 / 40320);
   sum = fma(sum, r, 1.0 / 5040);
   sum = fma(sum, r, 1.0 / 720);
@@ -42,31 +45,17 @@ __device__ __forceinline__ double gate_rate(double A_log) {
   sum = fma(sum, r, 0.5);
   sum = fma(sum, r, 1.0);
   sum = fma(sum, r, 1.0);
-  return __hiloint2double(__double2hiint(sum) + n * (1 << 20), __double2loint(sum));
+  sum = __hiloint2double(__double2hiint(sum) + n * (1 << 20), __double2loint(sum));
+  const auto value = static_cast<float>(sum);
+  return {value, static_cast<float>(sum - static_cast<double>(value))};
 }
 
 // Beyond this distance from 0 exponentials and their products leave the range of fp32.
 inline constexpr float kFarthest = 80.0f;
 // What makes up for rounding in limits on magnitudes.
 inline constexpr float kMargin = 0.999f;
-// Factors between these keep all their bits in products.
-inline constexpr double kSmallest = 0x1p-100;
-inline constexpr double kLargest = 0x1p126;
-
 inline constexpr float kPerLn2 = 1.44269502f;
 inline constexpr float kPerLn2Rest = 1.92596303e-8f;
-
-__device__ __forceinline__ float approximate_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float approximate_inverse(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // e^(x.value + x.error) for |x.value| <= kFarthest.
 __device__ __forceinline__ float precise_exp(const Pair& x) {
@@ -75,7 +64,7 @@ __device__ __forceinline__ float precise_exp(const Pair& x) {
   const float shifted = fmaf(x.value, kPerLn2, kToInteger);
   const float n = __fsub_rn(shifted, kToInteger);
   const float rest = fmaf(x.error, kPerLn2, fmaf(x.value, kPerLn2Rest, fmaf(x.value, kPerLn2, -n)));
-  return __uint_as_float(__float_as_uint(approximate_exp2(rest)) + (__float_as_uint(shifted) << 23));
+  return __uint_as_float(__float_as_uint(fast_exp2(rest)) + (__float_as_uint(shifted) << 23));
 }
 
 // log(1 + t) on [0, 1]: t + t^2 w(t), minimax, 3.3e-8 (1.4e-6 if not precise) relative to the logarithm.
@@ -138,11 +127,8 @@ struct SoftplusGate {
   Pair rate;
   float farthest;  // fast() is for x whose magnitude() is at most this
 
-  __device__ __forceinline__ SoftplusGate(double A_log, double /*lower_bound*/) {
-    const double exact_rate = gate_rate(A_log);
-    rate = pair_of(exact_rate);
-    farthest = exact_rate >= kSmallest ? kFarthest : -1.0f;
-  }
+  __device__ __forceinline__ SoftplusGate(float A_log, const GateBound& /*bound*/)
+      : rate(rate_of(A_log)), farthest(A_log >= kLeastLog && A_log <= kMostLog ? kFarthest : -1.0f) {}
 
   __device__ __forceinline__ float magnitude(float x) const { return fabsf(x); }
 
@@ -155,7 +141,7 @@ struct SoftplusGate {
   template <bool kPrecise>
   __device__ __forceinline__ float fast(const Pair& x) const {
     if constexpr (!kPrecise) {
-      const float t = approximate_exp2(__fmul_rn(fabsf(x.value), -kPerLn2));
+      const float t = fast_exp2(__fmul_rn(fabsf(x.value), -kPerLn2));
       return __fmul_rn(-rate.value, __fadd_rn(fmaxf(x.value, 0.0f), log1p_of<false>(t)));
     } else {
       const float t = precise_exp({-fabsf(x.value), against(x.error, x.value)});
@@ -172,36 +158,35 @@ struct SoftplusGate {
 // lower_bound * sigmoid(exp(A_log) * x)
 struct BoundedGate {
   Pair rate;
-  Pair bound;
+  GateBound bound;
   float farthest;
 
-  __device__ __forceinline__ BoundedGate(double A_log, double lower_bound)
-      : rate(pair_of(gate_rate(A_log))),
-        bound(pair_of(lower_bound)),
-        farthest(fabs(lower_bound) >= kSmallest && fabs(lower_bound) <= kLargest ? kFarthest : -1.0f) {}
+  __device__ __forceinline__ BoundedGate(float A_log, const GateBound& given_bound)
+      : rate(rate_of(A_log)),
+        bound(given_bound),
+        farthest(bound.is_moderate && A_log >= kLeastLog && A_log <= kMostLog ? kFarthest : -1.0f) {}
 
   __device__ __forceinline__ float magnitude(float x) const { return fabsf(__fmul_rn(rate.value, x)); }
 
   template <int kCount>
   __device__ __forceinline__ float farthest_before(const float (&bias)[kCount]) const {
     if (farthest < 0) return farthest;
-    const float sum = __fmul_rn(farthest * kMargin, approximate_inverse(rate.value));
-    // Infinite g are far even where rate.value is 0; NaN stays.
-    return __fsub_rn(sum > FLT_MAX ? FLT_MAX : sum, largest_of(bias));
+    const float sum = __fmul_rn(farthest * kMargin, fast_reciprocal(rate.value));
+    return __fsub_rn(sum, largest_of(bias));
   }
 
   template <bool kPrecise>
   __device__ __forceinline__ float fast(const Pair& x) const {
     const float z = __fmul_rn(rate.value, x.value);
     if constexpr (!kPrecise) {
-      const float t = approximate_exp2(__fmul_rn(z, -kPerLn2));
-      return __fmul_rn(bound.value, approximate_inverse(__fadd_rn(1.0f, t)));
+      const float t = fast_exp2(__fmul_rn(z, -kPerLn2));
+      return __fmul_rn(bound.value, fast_reciprocal(__fadd_rn(1.0f, t)));
     } else {
       const float error = fmaf(rate.value, x.error, fmaf(rate.error, x.value, fmaf(rate.value, x.value, -z)));
       const float t = precise_exp({-z, -error});
       // bound / (1 + t), and one step of Newton's.
       const float divisor = __fadd_rn(1.0f, t);
-      const float inverse = approximate_inverse(divisor);
+      const float inverse = fast_reciprocal(divisor);
       const float quotient = __fmul_rn(bound.value, inverse);
       return fmaf(__fadd_rn(fmaf(-quotient, divisor, bound.value), bound.error), inverse, quotient);
     }

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <optional>
 
 #include "core/checked.h"
+#include "cuda/divisor.h"
 #include "cuda/numbers.cuh"
 #include "cuda/runtime.cuh"
 #include "kda_gate/cuda/activation.cuh"
@@ -30,8 +33,7 @@ struct Elements {
   static constexpr int kWords = kBytes < 4 ? 1 : kBytes / 4;
   alignas(kBytes < 4 ? 4 : kBytes < 16 ? kBytes : 16) std::uint32_t words[kWords];
 
-  __device__ __forceinline__ void load(const void* data, std::int64_t at) {
-    const auto* from = static_cast<const std::byte*>(data) + at * (kBytes / kCount);
+  __device__ __forceinline__ void load(const std::byte* from) {
     if constexpr (kBytes == 2) {
       words[0] = *reinterpret_cast<const std::uint16_t*>(from);
     } else if constexpr (kBytes == 4) {
@@ -46,8 +48,7 @@ struct Elements {
     }
   }
 
-  __device__ __forceinline__ void store(void* data, std::int64_t at) const {
-    auto* to = static_cast<std::byte*>(data) + at * (kBytes / kCount);
+  __device__ __forceinline__ void store(std::byte* to) const {
     if constexpr (kBytes == 2) {
       *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(words[0]);
     } else if constexpr (kBytes == 4) {
@@ -77,32 +78,44 @@ struct Elements {
   }
 };
 
-// The largest magnitude of elements as they lie in memory; NaN when there is one.
+// The largest magnitude of elements as they lie in memory; NaN when there is one. Signs may be left in between.
 template <Dtype kDtype>
 class Largest {
  public:
   template <int kWords>
   __device__ __forceinline__ void add(const std::uint32_t (&words)[kWords]) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      if constexpr (kDtype == Dtype::kFloat32) {
-        bits_ = __float_as_uint(max_with_nan(__uint_as_float(bits_), fabsf(__uint_as_float(words[i]))));
-      } else if constexpr (kDtype == Dtype::kFloat16) {
-        asm("{\n.reg .b32 x;\nabs.f16x2 x, %1;\nmax.NaN.f16x2 %0, %0, x;\n}" : "+r"(bits_) : "r"(words[i]));
-      } else {
-        asm("{\n.reg .b32 x;\nabs.bf16x2 x, %1;\nmax.NaN.bf16x2 %0, %0, x;\n}" : "+r"(bits_) : "r"(words[i]));
-      }
-    }
+    for (int i = 0; i < kWords; ++i) add(words[i]);
   }
 
   __device__ __forceinline__ float get() const {
-    if constexpr (kDtype == Dtype::kFloat32) return __uint_as_float(bits_);
+    if constexpr (kDtype == Dtype::kFloat32) return fabsf(__uint_as_float(bits_));
     constexpr bool kIsBf16 = kDtype == Dtype::kBFloat16;
-    return max_with_nan(widen(static_cast<std::uint16_t>(bits_), kIsBf16),
-                        widen(static_cast<std::uint16_t>(bits_ >> 16), kIsBf16));
+    return max_with_nan(fabsf(widen(static_cast<std::uint16_t>(bits_), kIsBf16)),
+                        fabsf(widen(static_cast<std::uint16_t>(bits_ >> 16), kIsBf16)));
   }
 
  private:
+  __device__ __forceinline__ void add(std::uint32_t word) {
+    if constexpr (kDtype == Dtype::kFloat32) {
+      bits_ = __float_as_uint(max_with_nan(fabsf(__uint_as_float(bits_)), fabsf(__uint_as_float(word))));
+      return;
+    }
+#if __CUDA_ARCH__ >= 860  // one instruction
+    if constexpr (kDtype == Dtype::kFloat16) {
+      asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(bits_) : "r"(word));
+    } else {
+      asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(bits_) : "r"(word));
+    }
+#else
+    if constexpr (kDtype == Dtype::kFloat16) {
+      asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(bits_) : "r"(word & 0x7fff7fffu));
+    } else {
+      asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(bits_) : "r"(word & 0x7fff7fffu));
+    }
+#endif
+  }
+
   std::uint32_t bits_ = 0;
 };
 
@@ -120,11 +133,6 @@ __device__ __forceinline__ std::int64_t row_offset(const KdaGateProblem& p, std:
   return offset;
 }
 
-__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
-  if (((a | b) >> 32) != 0) return a / b;
-  return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
-}
-
 // Rows of a thread: 64 bytes of g, enough to make up for reading the parameters.
 constexpr int rows_of(Dtype in, int count) { return count == 1 ? 4 : 64 / (count * (in == Dtype::kFloat32 ? 4 : 2)); }
 
@@ -140,10 +148,9 @@ struct Place {
 template <class Gate>
 __device__ __noinline__ void correct(const KdaGateTask& task, const Place& place, int count, int rows) {
   const KdaGateProblem& p = task.problem;
-  const double lower_bound = p.lower_bound.value_or(0);
-  const double A_log = task.at.A_log == nullptr ? 0.0 : task.at.A_log[place.head * p.A_log_stride];
-  const double rate = gate_rate(A_log);
-  const Gate gate(A_log, lower_bound);
+  const float A_log = task.at.A_log == nullptr ? 0.0f : task.at.A_log[place.head * p.A_log_stride];
+  const double rate = exact_rate(A_log);
+  const Gate gate(A_log, task.bound);
 #pragma unroll 1
   for (int i = 0; i < rows; ++i) {
     const std::int64_t row = place.first_row + static_cast<std::int64_t>(i) * blockDim.y;
@@ -159,102 +166,203 @@ __device__ __noinline__ void correct(const KdaGateTask& task, const Place& place
           p.has_dt_bias ? task.at.dt_bias[place.head * p.dt_bias_head + channel * p.dt_bias_channel] : 0.0f;
       if (gate.magnitude(__fadd_rn(g, bias)) <= gate.farthest) continue;
       store1(task.at.out, p.out_dtype, offset_of(&GateAxis::out),
-             Gate::exact(rate, lower_bound, static_cast<double>(g) + static_cast<double>(bias)));
+             Gate::exact(rate, p.lower_bound.value_or(0), static_cast<double>(g) + static_cast<double>(bias)));
     }
   }
 }
 
+// dt_bias of adjacent channels; 0 where there is none.
+template <int kCount>
+struct Bias {
+  alignas(16) float x[kCount] = {};
+
+  __device__ __forceinline__ Bias(bool is_there, const float* from) {
+    if (!is_there) return;
+    if constexpr (kCount == 1) {
+      x[0] = *from;
+    } else {
+#pragma unroll
+      for (int c = 0; c < kCount; c += 4) {
+        reinterpret_cast<float4&>(x[c]) = *reinterpret_cast<const float4*>(from + c);
+      }
+    }
+  }
+};
+
+// What a thread's elements have in common. In this order: bias is asked for before A_log has arrived.
+template <class Gate, int kCount>
+struct Parameters {
+  float A_log;
+  Bias<kCount> bias;
+  Gate gate;
+
+  __device__ __forceinline__ Parameters(const KdaGateTask& task, std::int64_t A_log_at, const float* bias_at)
+      : A_log(task.at.A_log == nullptr ? 0.0f : task.at.A_log[A_log_at]),
+        bias(task.at.dt_bias != nullptr, bias_at),
+        gate(A_log, task.bound) {}
+
+  template <bool kPrecise, class Out, class In>
+  __device__ __forceinline__ Out gates_of(const In& in) const {
+    Out out;
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) {
+      out.set(c, gate.template fast<kPrecise>(with_bias<kPrecise>(in.get(c), bias.x[c])));
+    }
+    return out;
+  }
+
+  // Whether fast() is for all elements whose largest magnitude this is.
+  __device__ __forceinline__ bool serve(float largest) const { return largest <= gate.farthest_before(bias.x); }
+};
+
+// A call whose elements are read and written as vectors, in numbers of 32 bits; strides of g and out in bytes.
+struct VectorShape {
+  static constexpr std::int64_t kMost = std::int64_t{1} << 30;  // of every number here
+
+  std::uint32_t rows, columns;  // columns: vectors of a row
+  Divisor by_groups;            // vectors of a head
+  std::uint32_t g_row, g_head, out_row, out_head, dt_bias_head, A_log;
+
+  [[nodiscard]] static std::optional<VectorShape> of(const KdaGateProblem& p, int count) {
+    const auto g_bytes = static_cast<std::int64_t>(size_of(p.g_dtype));
+    const auto out_bytes = static_cast<std::int64_t>(size_of(p.out_dtype));
+    const std::int64_t groups = p.channel.extent / count;
+    const std::int64_t numbers[] = {p.rows,
+                                    saturating_mul(p.head.extent, groups),
+                                    groups,
+                                    saturating_mul(p.lead[0].g, g_bytes),
+                                    saturating_mul(p.head.g, g_bytes),
+                                    saturating_mul(p.lead[0].out, out_bytes),
+                                    saturating_mul(p.head.out, out_bytes),
+                                    p.dt_bias_head,
+                                    p.A_log_stride};
+    if (!std::all_of(std::begin(numbers), std::end(numbers), [](std::int64_t n) { return n >= 0 && n < kMost; })) {
+      return std::nullopt;
+    }
+    const auto small = [&](int i) { return static_cast<std::uint32_t>(numbers[i]); };
+    return VectorShape{small(0), small(1), divisor(groups), small(3), small(4), small(5), small(6), small(7), small(8)};
+  }
+};
+
+__device__ __forceinline__ std::uint32_t block_row(int rows) {
+  return (blockIdx.z * gridDim.y + blockIdx.y) * blockDim.y * static_cast<std::uint32_t>(rows) + threadIdx.y;
+}
+
+__device__ __forceinline__ std::uint64_t wide_product(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::uint64_t>(a) * b;
+}
+
 template <class Gate, Dtype kIn, Dtype kOut, int kCount>
-__global__ void __launch_bounds__(kThreads, kBlocks) kda_gate_kernel(const __grid_constant__ KdaGateTask task) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    vector_kernel(const __grid_constant__ KdaGateTask task, const __grid_constant__ VectorShape shape) {
   using In = Elements<kIn, kCount>;
   using Out = Elements<kOut, kCount>;
-  constexpr bool kIsVector = kCount > 1;
   constexpr int kRows = rows_of(kIn, kCount);
-  constexpr bool kPrecise = kOut != Dtype::kBFloat16;
-  const KdaGateProblem& p = task.problem;
-  const std::int64_t groups = p.channel.extent / kCount;
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const std::int64_t head = quotient(column, groups);
-  const auto row_step = static_cast<std::int64_t>(blockDim.y);
-  const std::int64_t tile = static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
-  const Place place{tile * kRows * row_step + threadIdx.y, head, (column - head * groups) * kCount};
-  if (head >= p.head.extent || place.first_row >= p.rows) return;
-
-  // f(i, offset) for this thread's rows, with offsets into g or into out.
-  const auto for_rows = [&](std::int64_t GateAxis::*stride, const auto& f) {
-    const std::int64_t columns = head * p.head.*stride + place.channel * p.channel.*stride;
-    if constexpr (kIsVector) {
-      const std::int64_t step = row_step * p.lead[0].*stride;
-      std::int64_t offset = columns + place.first_row * p.lead[0].*stride;
-      if (place.first_row + (kRows - 1) * row_step < p.rows) {
+  const std::uint32_t column = blockIdx.x * blockDim.x + threadIdx.x;
+  const std::uint32_t head = divide(column, shape.by_groups);
+  const std::uint32_t group = column - head * shape.by_groups.divisor;
+  const std::uint32_t row = block_row(kRows);
+  if (column >= shape.columns || row >= shape.rows) return;
+  const auto for_rows = [&](const auto& f) {
+    if (row + (kRows - 1) * blockDim.y < shape.rows) {
 #pragma unroll
-        for (int i = 0; i < kRows; ++i, offset += step) f(i, offset);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kRows; ++i, offset += step) {
-          if (place.first_row + i * row_step < p.rows) f(i, offset);
-        }
-      }
+      for (int i = 0; i < kRows; ++i) f(i);
     } else {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        const std::int64_t row = place.first_row + i * row_step;
-        if (row < p.rows) f(i, columns + row_offset(p, row, stride));
+        if (row + i * blockDim.y < shape.rows) f(i);
       }
     }
   };
+  const std::byte* g = static_cast<const std::byte*>(task.at.g) + wide_product(row, shape.g_row) +
+                       wide_product(head, shape.g_head) + group * In::kBytes;
+  const std::uint64_t g_step = wide_product(blockDim.y, shape.g_row);
   In in[kRows];
-  for_rows(&GateAxis::g, [&](int i, std::int64_t offset) { in[i].load(task.at.g, offset); });
+  for_rows([&](int i) { in[i].load(g + i * g_step); });
 
-  alignas(16) float bias[kCount] = {};
-  if (p.has_dt_bias) {
-    const float* from = task.at.dt_bias + head * p.dt_bias_head + place.channel * p.dt_bias_channel;
-    if constexpr (kIsVector) {
-#pragma unroll
-      for (int c = 0; c < kCount; c += 4) {
-        reinterpret_cast<float4&>(bias[c]) = *reinterpret_cast<const float4*>(from + c);
-      }
-    } else {
-      bias[0] = *from;
-    }
-  }
-  const Gate gate(task.at.A_log == nullptr ? 0.0 : task.at.A_log[head * p.A_log_stride], p.lower_bound.value_or(0));
+  const Parameters<Gate, kCount> parameters(
+      task, wide_product(head, shape.A_log),
+      task.at.dt_bias + (wide_product(head, shape.dt_bias_head) + group * kCount));
+  std::byte* out = static_cast<std::byte*>(task.at.out) + wide_product(row, shape.out_row) +
+                   wide_product(head, shape.out_head) + group * Out::kBytes;
+  const std::uint64_t out_step = wide_product(blockDim.y, shape.out_row);
   Largest<kIn> largest;
-  for_rows(&GateAxis::out, [&](int i, std::int64_t offset) {
-    Out out;
+  for_rows([&](int i) {
     largest.add(in[i].words);
-#pragma unroll
-    for (int c = 0; c < kCount; ++c) {
-      out.set(c, gate.template fast<kPrecise>(with_bias<kPrecise>(in[i].get(c), bias[c])));
-    }
-    out.store(task.at.out, offset);
+    parameters.template gates_of<kOut != Dtype::kBFloat16, Out>(in[i]).store(out + i * out_step);
   });
-  if (!(largest.get() <= gate.farthest_before(bias))) correct<Gate>(task, place, kCount, kRows);
+  if (!parameters.serve(largest.get())) correct<Gate>(task, {row, head, group * kCount}, kCount, kRows);
 }
 
-template <class Gate, Dtype kIn, Dtype kOut, int kCount>
-bool launch(const KdaGateTask& task, cudaStream_t stream, Failure* failure) {
+// Any strides: a thread has one channel.
+template <class Gate, Dtype kIn, Dtype kOut>
+__global__ void __launch_bounds__(kThreads, kBlocks) element_kernel(const __grid_constant__ KdaGateTask task) {
+  using In = Elements<kIn, 1>;
+  using Out = Elements<kOut, 1>;
+  constexpr int kRows = rows_of(kIn, 1);
   const KdaGateProblem& p = task.problem;
-  const std::int64_t columns = p.head.extent * (p.channel.extent / kCount);
-  const auto width = static_cast<unsigned>(std::min<std::int64_t>(columns, kThreads));
-  const dim3 threads(width, kThreads / width);
-  // Every element of out has memory of its own: there are not so many columns that the grid's first axis is too short.
-  const std::int64_t tiles = ceil_div(p.rows, std::int64_t{rows_of(kIn, kCount)} * threads.y);
-  const std::int64_t planes = ceil_div(tiles, kMostY);
-  const dim3 grid(static_cast<unsigned>(ceil_div(columns, width)), static_cast<unsigned>(ceil_div(tiles, planes)),
-                  static_cast<unsigned>(planes));
-  kda_gate_kernel<Gate, kIn, kOut, kCount><<<grid, threads, 0, stream>>>(task);
-  return succeeded(cudaGetLastError(), "launch of the gates", failure);
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const std::int64_t head = column / p.channel.extent;
+  const auto tile = static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const Place place{tile * blockDim.y * kRows + threadIdx.y, head, column - head * p.channel.extent};
+  if (head >= p.head.extent || place.first_row >= p.rows) return;
+  const auto offset_of = [&](std::int64_t GateAxis::*stride, int i) {
+    return head * p.head.*stride + place.channel * p.channel.*stride +
+           row_offset(p, place.first_row + static_cast<std::int64_t>(i) * blockDim.y, stride);
+  };
+  const auto for_rows = [&](const auto& f) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (place.first_row + static_cast<std::int64_t>(i) * blockDim.y < p.rows) f(i);
+    }
+  };
+  In in[kRows];
+  for_rows(
+      [&](int i) { in[i].load(static_cast<const std::byte*>(task.at.g) + offset_of(&GateAxis::g, i) * In::kBytes); });
+  const Parameters<Gate, 1> parameters(task, head * p.A_log_stride,
+                                       task.at.dt_bias + (head * p.dt_bias_head + place.channel * p.dt_bias_channel));
+  Largest<kIn> largest;
+  for_rows([&](int i) {
+    largest.add(in[i].words);
+    parameters.template gates_of<kOut != Dtype::kBFloat16, Out>(in[i]).store(
+        static_cast<std::byte*>(task.at.out) + offset_of(&GateAxis::out, i) * Out::kBytes);
+  });
+  if (!parameters.serve(largest.get())) correct<Gate>(task, place, 1, kRows);
 }
+
+// Blocks of threads for so many columns and rows of a thread.
+struct Launch {
+  dim3 grid, threads;
+
+  Launch(std::int64_t columns, std::int64_t all_rows, int rows) {
+    const auto width = static_cast<unsigned>(std::min<std::int64_t>(columns, kThreads));
+    threads = dim3(width, kThreads / width);
+    // Every element of out has memory of its own: no columns are too many for the grid's first axis.
+    const std::int64_t tiles = ceil_div(all_rows, std::int64_t{threads.y} * rows);
+    const std::int64_t planes = ceil_div(tiles, kMostY);
+    grid = dim3(static_cast<unsigned>(ceil_div(columns, width)), static_cast<unsigned>(ceil_div(tiles, planes)),
+                static_cast<unsigned>(planes));
+  }
+};
 
 bool is_aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
 template <class Gate, Dtype kIn, Dtype kOut>
 bool launch(const KdaGateTask& task, cudaStream_t stream, Failure* failure) {
   constexpr int kVector = vector_of(kIn, kOut);
-  return task.is_vector && is_aligned(task.at.g) && is_aligned(task.at.out) && is_aligned(task.at.dt_bias)
-             ? launch<Gate, kIn, kOut, kVector>(task, stream, failure)
-             : launch<Gate, kIn, kOut, 1>(task, stream, failure);
+  const KdaGateProblem& p = task.problem;
+  std::optional<VectorShape> shape;
+  if (task.is_vector && is_aligned(task.at.g) && is_aligned(task.at.out) && is_aligned(task.at.dt_bias)) {
+    shape = VectorShape::of(p, kVector);
+  }
+  if (shape) {
+    const Launch l(shape->columns, p.rows, rows_of(kIn, kVector));
+    vector_kernel<Gate, kIn, kOut, kVector><<<l.grid, l.threads, 0, stream>>>(task, *shape);
+  } else {
+    const Launch l(saturating_mul(p.head.extent, p.channel.extent), p.rows, rows_of(kIn, 1));
+    element_kernel<Gate, kIn, kOut><<<l.grid, l.threads, 0, stream>>>(task);
+  }
+  return succeeded(cudaGetLastError(), "launch of the gates", failure);
 }
 
 template <class Gate, Dtype kIn>

@@ -1,5 +1,7 @@
 // kda_gate on a CUDA device, the part that needs no CUDA.
 
+#include <cmath>
+
 #include "cuda/loader.h"
 #include "kda_gate/backend.h"
 #include "kda_gate/cuda/task.h"
@@ -18,10 +20,19 @@ bool has_vectors(const KdaGateProblem& p) {
          (!p.has_dt_bias || (p.dt_bias_channel == 1 && p.dt_bias_head % kVector == 0));
 }
 
+GateBound bound_of(const KdaGateProblem& p) {
+  if (!p.lower_bound) return {};
+  const double bound = *p.lower_bound;
+  const auto value = static_cast<float>(bound);
+  const double magnitude = std::abs(bound);
+  return {value, static_cast<float>(bound - static_cast<double>(value)), magnitude >= 0x1p-100 && magnitude <= 0x1p126};
+}
+
 class CudaKdaGate final : public KdaGateKernel {
  public:
   explicit CudaKdaGate(const KdaGateProblem& problem)
-      : api_(&api(kKdaGateName)), task_{.problem = problem, .at = {}, .is_vector = has_vectors(problem)} {}
+      : api_(&api(kKdaGateName)),
+        task_{.problem = problem, .at = {}, .is_vector = has_vectors(problem), .bound = bound_of(problem)} {}
 
   [[nodiscard]] int launches() const noexcept override { return 1; }
   [[nodiscard]] int num_threads() const noexcept override { return 1; }

@@ -7,11 +7,6 @@
 namespace kda::cuda {
 namespace {
 
-bool steps_by(const RowStrides& strides, std::int64_t elements) {
-  return strides.inner == 1 && strides.batch % elements == 0 && strides.token % elements == 0 &&
-         strides.head % elements == 0;
-}
-
 KdaGateCumsumTask make_task(const KdaGateCumsumProblem& p) {
   constexpr std::int64_t kVector = 4;
   KdaGateCumsumTask t{};
