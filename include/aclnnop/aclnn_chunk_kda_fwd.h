@@ -48,7 +48,7 @@ KDA_API aclnnStatus aclnnChunkKdaFwdGetWorkspaceSize(
     const aclTensor* kgOut, const aclTensor* vNewOut, const aclTensor* hOut, uint64_t* workspaceSize,
     aclOpExecutor** executor);
 
-/* Computes. The stream may be null. */
+/* Computes on the tensors' device. The stream is one of that device, or null; on a GPU the call does not wait. */
 KDA_API aclnnStatus aclnnChunkKdaFwd(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
                                      aclrtStream stream);
 

@@ -22,7 +22,7 @@ KDA_API aclnnStatus aclnnKdaGateGetWorkspaceSize(const aclTensor* g, const aclTe
                                                  const aclTensor* out, uint64_t* workspaceSize,
                                                  aclOpExecutor** executor);
 
-/* Computes. The stream may be null. */
+/* Computes on the tensors' device. The stream is one of that device, or null; on a GPU the call does not wait. */
 KDA_API aclnnStatus aclnnKdaGate(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
 
 #ifdef __cplusplus

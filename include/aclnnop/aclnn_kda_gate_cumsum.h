@@ -27,7 +27,7 @@ KDA_API aclnnStatus aclnnKdaGateCumsumGetWorkspaceSize(const aclTensor* g, const
                                                        const aclTensor* gkOut, uint64_t* workspaceSize,
                                                        aclOpExecutor** executor);
 
-/* Computes. The stream may be null. */
+/* Computes on the tensors' device. The stream is one of that device, or null; on a GPU the call does not wait. */
 KDA_API aclnnStatus aclnnKdaGateCumsum(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
                                        aclrtStream stream);
 
