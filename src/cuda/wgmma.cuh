@@ -52,6 +52,15 @@ __device__ __forceinline__ void wgmma_n16(float (&d)[8], const std::uint32_t* a,
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
+// d [64,16] += a [64,8] b^T, b [16,8] row-major, both in tf32, to which a is truncated: a holds rows r (0, 2) and r + 8
+// (1, 3), columns c (0, 1) and c + 4 (2, 3).
+__device__ __forceinline__ void wgmma_tf32_n16(float (&d)[8], float a0, float a1, float a2, float a3, std::uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 1, 1, 1;\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)), "r"(__float_as_uint(a3)), "l"(b));
+}
+
 // d [64,32] -= a [64,16] b^T, b [32,16] row-major.
 __device__ __forceinline__ void wgmma_n32_minus(float (&d)[16], const std::uint32_t* a, std::uint64_t b) {
   asm volatile(

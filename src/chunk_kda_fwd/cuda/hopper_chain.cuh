@@ -4,8 +4,8 @@
 // value head: transposed, [64,128], as the sums of its matrix products, and rounded to bf16 as their first operand, so
 // that the state never passes through shared memory. Row by row of a block's tokens, h the state before it:
 //
-//     x = v - keys h
-//     v_new = solve x
+//     x = beta (v - keys h)
+//     v_new = x + solve x
 //     attn_out = queries h + qk v_new
 //     h = decay h + rest^T v_new
 //
@@ -24,12 +24,15 @@
 namespace kda::cuda {
 
 struct HopperChainShape {
-  static constexpr int kThreads = 128 + 32;
+  // Four warps for the state, and four of which only one does anything: registers are shared out by groups of four.
+  static constexpr int kThreads = 128 + 128;
+  static constexpr int kStateRegisters = 216;
+  static constexpr int kLoadRegisters = 40;
   static constexpr int kColumns = 64;
   static constexpr int kStages = 4;
 
   // A stage: the image, then v [16 tokens][64 columns], 128-byte swizzle.
-  static constexpr int kValues = 14336;
+  static constexpr int kValues = 15360;
   static constexpr int kValueBytes = kBlock * kColumns * 2;
   static constexpr int kStageBytes = kValues + kValueBytes;
   static constexpr int kExchangeBytes = kBlock * 32;  // of one warp: [16 tokens][16 columns] 16-bit
@@ -233,7 +236,7 @@ class HopperAdvancer {
     const std::uint64_t rest_operand =
         operand(memory_ + BlockImage::kRest, BlockImage::kRestPanel, 1024, Swizzle::k128) + kAt;
     const std::uint64_t qk_operand = operand(memory_ + BlockImage::kQk, 16, 256, Swizzle::k32) + kAt;
-    const std::uint64_t solve_operand = operand(memory_ + BlockImage::kSolve, 16, 256, Swizzle::k32) + kAt;
+    const std::uint64_t solve_operand = operand(memory_ + BlockImage::kSolve, 16, 512, Swizzle::k64) + kAt;
     if constexpr (!kIsPlain) {
       const int blocks_per_chunk = t_.C / kBlock;
       if (t_.at.h != nullptr && block % blocks_per_chunk == 0) store_h(item, block / blocks_per_chunk);
@@ -242,7 +245,12 @@ class HopperAdvancer {
     float decay[2][16];
     load_decay<0>(stage, decay[0]);
     load_decay<1>(stage, decay[1]);
-    float x[16];  // x; then, negative, what the queries make of the state
+    float2 beta[2];  // of this lane's tokens
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      beta[n] = load_shared<float2>(stage + static_cast<std::uint32_t>(BlockImage::kBeta + n * 32 + lane_ % 4 * 8));
+    }
+    float x[16];  // x over beta; then, negative, what the queries make of the state
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       x[2 * i] = low_bf16(values_[i]);
@@ -275,33 +283,33 @@ class HopperAdvancer {
     wgmma_wait<0>();
     pin(x);
 
-    std::uint32_t pairs[4];
-    std::uint32_t operand[4];
-    pack(x, pairs);
-    clamp(pairs, operand);
-    float v_new[8];
+    float v_new[8];  // x first
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v_new[i] = x[i] * (i % 2 == 0 ? beta[i / 4].x : beta[i / 4].y);
+    float bounded[8];  // what is not finite is the largest number
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      bounded[i] = clamp(v_new[i]);
+      largest = fmaxf(largest, fabsf(bounded[i]));
+    }
     pin(v_new);
-    pin(operand);
+    pin(bounded);
     wgmma_fence();
-    wgmma_n16(v_new, operand, solve_operand, 0);
+    wgmma_tf32_n16(v_new, bounded[0], bounded[2], bounded[1], bounded[3], solve_operand);
+    wgmma_tf32_n16(v_new, bounded[4], bounded[6], bounded[5], bounded[7], solve_operand + (32 >> 4));
     wgmma_commit();
+    const bool is_finite = __all_sync(kAllLanes, largest < FLT_MAX);
     wgmma_wait<1>();
-    pin(x);
-    std::uint32_t rest[4];  // of x, what bf16 does not hold
-    pack_rest(x, pairs, rest);
-    clamp(rest, rest);
-    pin(rest);
-    wgmma_fence();
-    wgmma_n16(v_new, rest, solve_operand, 1);
-    wgmma_commit();
-    const bool is_finite = all_finite(pairs);
-    wgmma_wait<2>();
     pin(h_[1]);
     decay_state(h_[1], decay[1]);
     wgmma_wait<0>();
     pin(v_new);
 
-    if (__builtin_expect(!is_finite, 0)) poison(v_new, limits_of(pairs));
+    if (__builtin_expect(!is_finite, 0)) {
+      poison(v_new, limits_of([&](int i) { return fabsf(bounded[i]) == FLT_MAX; }));
+    }
+    std::uint32_t pairs[4];
     pack(v_new, pairs);
     if (!kIsPlain && t_.at.v_new != nullptr) store_v_new(item, block * kBlock, v_new);
     pin(h_[0]);
@@ -312,6 +320,7 @@ class HopperAdvancer {
     wgmma_commit();
     wgmma_n64(h_[1], pairs, rest_operand + (BlockImage::kRestPanel >> 4));
     wgmma_commit();
+    std::uint32_t operand[4];
     clamp(pairs, operand);
     float out[8];
     pin(operand);
@@ -332,7 +341,9 @@ class HopperAdvancer {
     pin(out);
 #pragma unroll
     for (int i = 0; i < 8; ++i) out[i] -= x[8 + i];
-    if (__builtin_expect(!is_out_finite, 0)) poison(out, limits_of(pairs));
+    if (__builtin_expect(!is_out_finite, 0)) {
+      poison(out, limits_of([&](int i) { return (pairs[i / 2] >> (i % 2 * 16) & kExponent) == kExponent; }));
+    }
     pack(out, out_);
     mbarrier_arrive(stages_.empty(kStage));
   }
@@ -391,12 +402,6 @@ class HopperAdvancer {
     for (int i = 0; i < 4; ++i) pairs[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
   }
 
-  static __device__ __forceinline__ void pack_rest(const float* x, const std::uint32_t (&pairs)[4],
-                                                   std::uint32_t (&rest)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) rest[i] = pack_bf16(x[2 * i] - low_bf16(pairs[i]), x[2 * i + 1] - high_bf16(pairs[i]));
-  }
-
   static __device__ __forceinline__ void round(const float (&h)[32], std::uint32_t (&rounded)[16]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) rounded[i] = pack_bf16(h[2 * i], h[2 * i + 1]);
@@ -429,6 +434,14 @@ class HopperAdvancer {
     }
   }
 
+  static __device__ __forceinline__ float clamp(float x) {
+    float r;
+    asm("min.xorsign.abs.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(FLT_MAX));
+    return r;
+  }
+
+  static constexpr std::uint32_t kExponent = 0x7f80u;  // of a bf16 number
+
   // Of the whole warp.
   static __device__ __forceinline__ bool all_finite(const std::uint32_t (&pairs)[4]) {
     // 0 times a finite number is 0 of either sign.
@@ -443,13 +456,13 @@ class HopperAdvancer {
     return r;
   }
 
-  // The first tokens of this lane's two columns that are not finite.
-  __device__ __forceinline__ Limits limits_of(const std::uint32_t (&pairs)[4]) const {
-    constexpr std::uint32_t kExponent = 0x7f80u;
+  // The first tokens of this lane's two columns that are not finite; is_bad(i): element i is not.
+  template <class F>
+  __device__ __forceinline__ Limits limits_of(const F& is_bad) const {
     Limits limits;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if ((pairs[i / 2] >> (i % 2 * 16) & kExponent) != kExponent) continue;
+      if (!is_bad(i)) continue;
       int& limit = i / 2 % 2 == 0 ? limits.low : limits.high;
       limit = min(limit, i / 4 * 8 + lane_ % 4 * 2 + i % 2);
     }
@@ -502,8 +515,10 @@ __global__ void __launch_bounds__(HopperChainShape::kThreads, 2)
   const int first_column = static_cast<int>(blockIdx.x % 2) * HopperChainShape::kColumns;
   const Item item = item_of(task, task.is_packed ? task.sequences[rank].longest : rank, head);
   if (threadIdx.x >= 128) {
-    HopperLoader(task, values, item, stages, first_column).run();
+    keep_registers<HopperChainShape::kLoadRegisters>();
+    if (threadIdx.x < 128 + 32) HopperLoader(task, values, item, stages, first_column).run();
   } else {
+    take_registers<HopperChainShape::kStateRegisters>();
     HopperAdvancer<kIsPlain>(task, item, stages, first_column).run(item);
   }
 }

@@ -186,9 +186,8 @@ class PairByPair {
 template <GateMode kMode, Dtype kGateDtype, bool kIsVector>
 class HopperPreparer {
  public:
-  static constexpr int kBeta = BlockImage::kBytes;  // [16] fp32
-  static constexpr int kFactor = kBeta + 64;        // [32] fp32: of rows of q, then of k
-  static constexpr int kScratch = 14336;            // k / P, then A
+  static constexpr int kFactor = BlockImage::kBytes;  // [32] fp32: of rows of q, then of k
+  static constexpr int kScratch = 14592;              // k / P, then A
   static_assert(kFactor + 128 <= kScratch);
   static constexpr int kBytes = kScratch + 4096;  // of shared memory, per warp
   static constexpr int kWarps = 4;
@@ -502,7 +501,8 @@ class HopperPreparer {
       store_shared(rest_at + kScratch, quotient.pack());
       store_shared(rest_at + BlockImage::kRest, times(quotient, total).pack());
     }
-    if (lane_ < kBlock) store_shared(image_ + static_cast<std::uint32_t>(kBeta + 4 * lane_), __float_as_uint(beta_));
+    if (lane_ < kBlock)
+      store_shared(image_ + static_cast<std::uint32_t>(BlockImage::kBeta + 4 * lane_), __float_as_uint(beta_));
     // Lane 16 h + l holds the factor of row 8 h + l of q in l < 8, else of row 8 h + l - 8 of k.
     store_shared(image_ + static_cast<std::uint32_t>(kFactor + lane_ / 8 % 2 * 64 + half() * 32 + lane_ % 8 * 4),
                  __float_as_uint(factor_));
@@ -543,8 +543,8 @@ class HopperPreparer {
     __syncwarp();
     const int i = lane_ / 4;
     const int j = lane_ % 4 * 2;
-    const float beta_upper = load_shared<float>(image_ + static_cast<std::uint32_t>(kBeta + 4 * i));
-    const float beta_lower = load_shared<float>(image_ + static_cast<std::uint32_t>(kBeta + 32 + 4 * i));
+    const float beta_upper = load_shared<float>(image_ + static_cast<std::uint32_t>(BlockImage::kBeta + 4 * i));
+    const float beta_lower = load_shared<float>(image_ + static_cast<std::uint32_t>(BlockImage::kBeta + 32 + 4 * i));
     store_queries(i, j, j <= i ? upper[0] : 0.0f, j < i ? upper[1] : 0.0f);
     store_queries(i, 8 + j, 0, 0);
     store_queries(8 + i, j, lower[0][0], lower[0][1]);
@@ -568,14 +568,13 @@ class HopperPreparer {
     const Block block = block_of(t, index);
     const auto lane = threadIdx.x % 32;
     const float factor = load_shared<float>(image + kFactor + 4 * lane);
-    const float beta = load_shared<float>(image + kBeta + 4 * (lane % kBlock));
+    const float beta = load_shared<float>(image + BlockImage::kBeta + 4 * (lane % kBlock));
     PairByPair<kGateDtype>(t, block.item, block.token).run(image, image + kScratch, factor, beta);
   }
 
   // Forward substitution; a lane has a column.
   __device__ __forceinline__ void invert() const {
     const int column = lane_ % kBlock;
-    const float column_beta = load_shared<float>(image_ + static_cast<std::uint32_t>(kBeta + 4 * column));
     const std::uint32_t pairs = image_ + kScratch;
     float x[kBlock];
 #pragma unroll
@@ -594,19 +593,14 @@ class HopperPreparer {
     }
     // Each half of the lanes stores half the rows.
     const int first = 8 * half();
+    const int column_at = BlockImage::solve(0, column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float value = half() == 0 ? x[i] : x[8 + i];
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(
-                       image_ + static_cast<std::uint32_t>(BlockImage::kSolve + square_at(first, i, column))),
-                   "h"(narrow(first + i < column ? 0.0f : value * column_beta, true))
-                   : "memory");
+      store_shared(image_ + static_cast<std::uint32_t>(BlockImage::kSolve + 64 * first) +
+                       static_cast<std::uint32_t>(i * 64 + (column_at ^ i / 2 * 16)),
+                   __float_as_uint(first + i <= column ? 0.0f : to_tf32(value)));
     }
-  }
-
-  // BlockImage::square(first + i, column), first 0 or 8.
-  static __device__ __forceinline__ int square_at(int first, int i, int column) {
-    return first * 32 + i * 32 + ((column * 2) ^ (i / 4 * 16));
   }
 
   const ChunkKdaFwdTask& t_;
