@@ -39,6 +39,8 @@ class ChunkPrefetch {
   // A token's rows are fetched in three parts of about the same size.
   static constexpr int kParts = 3;
 
+  static constexpr std::int64_t kLine = 64;
+
   struct Row {
     const std::byte* data = nullptr;
     std::int64_t next = 0;  // bytes to the next token's
@@ -51,10 +53,13 @@ class ChunkPrefetch {
       data = rows.data + token * rows.token * size;
       next = rows.token * size;
       bytes = columns * size;
+      // From the beginning of a line, so that none is left out.
+      const auto into_line = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(data) % kLine);
+      data -= into_line;
+      bytes += into_line;
     }
 
     [[gnu::always_inline]] void fetch(std::int64_t index) const noexcept {
-      constexpr std::int64_t kLine = 64;
       for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(data + index * next + at, 0, 2);
     }
   };
