@@ -19,18 +19,6 @@ struct ExtrasVectors {
   bool gk, Aqk, Akk, w, u, qg, kg;
 };
 
-__device__ __forceinline__ float approximate_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float approximate_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // The first `bytes` of 8, zeros for the others.
 __device__ __forceinline__ void copy_async8(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -558,7 +546,7 @@ class TensorExtras {
       for (int eight = 2 * column_block + 2; eight < 2 * row_block; ++eight) {
         sum += load_shared<float>(at(Memory::kTotals + eight * 512 + 4 * (64 * panel + i % 64)));
       }
-      store_shared(at(Memory::kFactors + 4 * i), __float_as_uint(approximate_exp2(kGkPerGate * sum)));
+      store_shared(at(Memory::kFactors + 4 * i), __float_as_uint(fast_exp2(kGkPerGate * sum)));
     }
   }
 
@@ -623,13 +611,13 @@ class TensorExtras {
     float prefix[4];
     for (int eight = 0; eight < 2 * warp_; ++eight) add(before, totals(eight, panel));
 #pragma unroll
-    for (int c = 0; c < 4; ++c) prefix[c] = approximate_exp2(kGkPerGate * before[c]) * kPerScale;
+    for (int c = 0; c < 4; ++c) prefix[c] = fast_exp2(kGkPerGate * before[c]) * kPerScale;
     const float4 first = load_shared<float4>(totals(2 * warp_, panel));
     const float firsts[4] = {first.x, first.y, first.z, first.w};
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       if (half() == 1) before[c] = __fadd_rn(before[c], firsts[c]);
-      product[c] = half() == 1 ? kScale * approximate_exp2(kGkPerGate * firsts[c]) : kScale;
+      product[c] = half() == 1 ? kScale * fast_exp2(kGkPerGate * firsts[c]) : kScale;
     }
     auto gk = rows_to<float>(t_.at.gk, t_.gk, vectors_.gk, panel, 0);
     auto qg = rows_to<std::uint16_t>(t_.at.qg, t_.qg, vectors_.qg, panel, 0);
@@ -649,7 +637,7 @@ class TensorExtras {
         most = fmaxf(most, x[i][c]);
         sum[c] = __fadd_rn(sum[c], x[i][c]);
         log2[c] = __fadd_rn(before[c], sum[c]) * kGkPerGate;
-        x[i][c] = approximate_exp2(kGkPerGate * x[i][c]);
+        x[i][c] = fast_exp2(kGkPerGate * x[i][c]);
         product[c] *= x[i][c];
       }
       put(gk, i, t_.gk.inner, log2);
@@ -664,7 +652,7 @@ class TensorExtras {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         q[c] *= product[c];
-        quotient[c] = k[c] * approximate_reciprocal(product[c]);
+        quotient[c] = k[c] * fast_reciprocal(product[c]);
         k[c] *= product[c];
       }
       store_split(queries + place(i), q);
@@ -708,8 +696,8 @@ class TensorExtras {
     float suffix[4];
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      product[c] = half() == 0 ? approximate_exp2(kGkPerGate * seconds[c]) : 1.0f;
-      suffix[c] = approximate_exp2(kGkPerGate * after[c]);
+      product[c] = half() == 0 ? fast_exp2(kGkPerGate * seconds[c]) : 1.0f;
+      suffix[c] = fast_exp2(kGkPerGate * after[c]);
     }
 #pragma unroll
     for (int i = 7; i >= 0; --i) {
@@ -1140,7 +1128,7 @@ class TensorExtras {
               Memory::piece(lane_ / 8 % 2 * 8 + lane_ % 8, piece % 8),
           r);
       const int column = 8 * piece + lane_ / 4;
-      const float prefix = approximate_exp2(kGkPerGate * before[n]);
+      const float prefix = fast_exp2(kGkPerGate * before[n]);
       before[n] += shared_float(Memory::kTotals, 256 * j + column);
       before[n] += shared_float(Memory::kTotals, 256 * j + 128 + column);
       const SplitPair early{r[0], r[2]};
