@@ -23,8 +23,9 @@ typedef struct aclTensorList aclTensorList;
 
 typedef int32_t aclnnStatus;
 
-/* Describes memory of the thread's current device (aclrtSetDevice) that stays the caller's: index (i0, i1, ...) is element offset + sum(i_d * stride_d) of tensorData.
-   A null stride means row-major. storageDims, the shape of the memory, is not looked at. Null on failure. */
+/* Describes memory of the thread's current device (aclrtSetDevice) that stays the caller's: index (i0, i1, ...) is
+   element offset + sum(i_d * stride_d) of tensorData. A null stride means row-major. storageDims, the shape of the
+   memory, is not looked at. Null on failure. */
 KDA_API aclTensor* aclCreateTensor(const int64_t* viewDims, uint64_t viewDimsNum, aclDataType dataType,
                                    const int64_t* stride, int64_t offset, aclFormat format, const int64_t* storageDims,
                                    uint64_t storageDimsNum, void* tensorData);

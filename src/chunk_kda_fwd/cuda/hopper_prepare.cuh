@@ -97,8 +97,8 @@ __device__ __forceinline__ float log2_softplus(float x) {
 inline constexpr int kPairPitch = 20;
 
 // Pairs from the first row on that a matrix product cannot serve, and all of k_rest: each key carried down the rows.
-// Apart from the rest, and from memory again, so that what is rare costs the rest no registers. Lane l holds q's factor of row l in l < 16,
-// else k's of row l - 16, and beta of row l.
+// Apart from the rest, and from memory again, so that what is rare costs the rest no registers. Lane l holds q's factor
+// of row l in l < 16, else k's of row l - 16, and beta of row l.
 template <Dtype kGateDtype>
 class PairByPair {
  public:
