@@ -24,7 +24,7 @@ constexpr Divisor divisor(std::int64_t by) {
 }
 
 constexpr std::uint32_t divide(std::uint32_t x, const Divisor& by) {
-  return static_cast<std::uint32_t>(std::uint64_t{2 * x} * by.multiplier >> 32) >> by.shift;
+  return static_cast<std::uint32_t>(std::uint64_t{x << 1} * by.multiplier >> 32) >> by.shift;
 }
 
 }  // namespace kda
