@@ -23,6 +23,16 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], flo
         "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
+// The same of bf16: a [16,16] rows r (0, 2) and r + 8 (1, 3), columns 2c and 2c + 1 (0, 1), 2c + 8 and 2c + 9 (2, 3);
+// b [16,8] column r, rows 2c and 2c + 1 (0), 2c + 8 and 2c + 9 (1).
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                         std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Named barriers: `threads` counts those that arrive and those that wait. A warp takes part as a whole.
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   __syncwarp();

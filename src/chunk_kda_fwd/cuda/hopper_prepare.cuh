@@ -12,6 +12,7 @@
 #include "chunk_kda_fwd/cuda/hopper_image.h"
 #include "chunk_kda_fwd/cuda/prepare.cuh"
 #include "cuda/async.cuh"
+#include "cuda/mma.cuh"
 
 namespace kda::cuda {
 
@@ -33,16 +34,8 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
 __device__ __forceinline__ float low_bf16(std::uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_bf16(std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                         std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// The same by other instructions: else the assembler takes them for one and keeps their results in registers, which are
-// short, from one use to the next.
+// low_bf16() and high_bf16() by other instructions: else the assembler takes them for one and keeps their results in
+// registers, which are short, from one use to the next.
 __device__ __forceinline__ float low_bf16_again(std::uint32_t pair) {
   std::uint32_t r;
   asm volatile("prmt.b32 %0, %1, 0, 0x1044;" : "=r"(r) : "r"(pair));
