@@ -10,6 +10,7 @@ an error of kda's is above FLA's; 77: there is nothing to compare on.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -100,11 +101,14 @@ def make_call(torch: Any, case: Case, *, repeated_keys: bool = False) -> dict[st
 def reference(torch: Any, call: dict[str, Any]) -> tuple[Any, Any]:
     """Return o and the final state by the token recurrence in float64, on the GPU."""
     q, k, v, g, beta = (call[name].double() for name in ("q", "k", "v", "g", "beta"))
-    q, k = (x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    if call["use_qk_l2norm_in_kernel"]:
+        q, k = (x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    if call["use_beta_sigmoid_in_kernel"]:
+        beta = torch.sigmoid(beta)
     _, T, H, K = q.shape
     x = torch.exp(call["A_log"].double())[:, None] * (g + call["dt_bias"].double().view(H, K))
     decay = torch.exp(call["lower_bound"] * torch.sigmoid(x))
-    beta, q = torch.sigmoid(beta), q * K**-0.5
+    q = q * K**-0.5
     o = torch.empty(v.shape, dtype=torch.float64, device="cuda")
     state = call["initial_state"].double().clone()
     bounds = call["cu_seqlens_cpu"].tolist() if "cu_seqlens_cpu" in call else [0, T]
@@ -131,7 +135,7 @@ def replay_ms(torch: Any, function: Callable[[], Any]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
-    times = []
+    times: list[float] = []
     for _ in range(REPEATS + 3):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
@@ -167,6 +171,25 @@ def compare_repeated_keys(torch: Any, name: str, case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {"case": f"{name}, one key"}
     for kind, results in (("kda", kda.chunk_kda(**call)), ("fla", fla(**call))):
         row[f"{kind}_o_error"], row[f"{kind}_state_error"] = map(relative_error, results, expected)
+    return row
+
+
+def compare_all_outputs(torch: Any, name: str, case: Case) -> dict[str, Any]:
+    """Return errors and times of the call that keeps all twelve outputs, the gate inside, as training makes it."""
+    fla = importlib.import_module("fla.ops.kda.chunk_fwd").chunk_kda_fwd
+    call = make_call(torch, case)
+    for key in ("q", "k"):
+        call[key] = torch.nn.functional.normalize(call[key].float(), dim=-1).bfloat16()
+    call["beta"] = call["beta"].float().sigmoid()
+    call["use_qk_l2norm_in_kernel"] = call["use_beta_sigmoid_in_kernel"] = False
+    expected = reference(torch, call)
+    for key in ("use_qk_l2norm_in_kernel", "use_beta_sigmoid_in_kernel", "cu_seqlens_cpu"):
+        call.pop(key, None)
+    call |= {"scale": 128**-0.5, "chunk_size": 64, "disable_recompute": True}
+    row: dict[str, Any] = {"case": f"{name} all outputs"}
+    for kind, function in (("kda", kda.chunk_kda_fwd), ("fla", fla)):
+        row[f"{kind}_o_error"], row[f"{kind}_state_error"] = map(relative_error, function(**call)[:2], expected)
+        row[f"{kind}_ms"] = replay_ms(torch, functools.partial(function, **call))
     return row
 
 
@@ -229,8 +252,9 @@ def main() -> int:
             show(report["rows"][-1])
             if options.json is not None:  # tuning takes minutes: what there is is kept
                 options.json.write_text(json.dumps(report, indent=1) + "\n")
-        report["rows"].append(compare_repeated_keys(torch, names[0], CASES[names[0]]))
-        show(report["rows"][-1])
+        for compare_also in (compare_repeated_keys, compare_all_outputs):
+            report["rows"].append(compare_also(torch, names[0], CASES[names[0]]))
+            show(report["rows"][-1])
         for T in (131072, 2048):
             for dtype in (torch.float32, torch.bfloat16):
                 report["rows"].append(compare_gate(torch, T, dtype))
