@@ -152,6 +152,8 @@ TEST_F(CudaCApi, AStreamOfCudaTakesTheLaunches) {
       << take_error();
   // A launch on any other stream would not be captured.
   check_cuda(cudaMemset(out.data, 0xff, expected.size()), "clear");
+  // Which that stream does not wait for.
+  check_cuda(cudaDeviceSynchronize(), "clear");
   check_cuda(cudaStreamBeginCapture(queue, cudaStreamCaptureModeGlobal), "capture");
   EXPECT_EQ(aclnnKdaGate(nullptr, 0, executor, stream), ACL_SUCCESS) << take_error();
   cudaGraph_t graph = nullptr;
