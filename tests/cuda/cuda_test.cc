@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "cuda/device_call.h"
@@ -232,6 +233,49 @@ TEST(CudaGrid, MoreBlocksThanWarps) {
   c.B = 1;
   c.cu_seqlens = std::vector<std::int64_t>{0, 70, 70, 150};
   expect_case_within_bounds(c, OutputSet().set(kAttnOut).set(kFinalState));
+}
+
+// Whatever is asked for, wherever it lies, the bits are the same.
+TEST(CudaStates, OutputsAreTheSameWhateverIsAskedFor) {
+  const OutputSet outputs = OutputSet().set(kAttnOut).set(kFinalState).set(kVNew).set(kH);
+  for (const std::int64_t V : {128}) {
+    for (const bool is_packed : {false, true}) {
+      OpCase c;
+      c.name = "columns";
+      c.B = is_packed ? 1 : 2;
+      c.T = 150;
+      c.H = 1;
+      c.HV = 2;
+      c.V = V;
+      c.chunk_size = is_packed ? 64 : 128;
+      c.state_v_first = is_packed;
+      c.initial_state = true;
+      if (is_packed) c.cu_seqlens = std::vector<std::int64_t>{0, 3, 3, 70, 150};
+      SCOPED_TRACE("V " + std::to_string(V) + (is_packed ? ", packed" : ""));
+      const CaseInputs inputs = make_inputs(c);
+      const RunResult all = run(inputs, outputs);
+      expect_within_bounds(c, inputs, all);
+      const auto expect_same = [&](const CaseInputs& other_inputs, OutputSet other_outputs, OutputStrides strides) {
+        const RunResult other = run(other_inputs, other_outputs, {.plan = {}, .output_strides = strides});
+        EXPECT_TRUE(other.untouched);
+        for (int output = 0; output < kChunkKdaFwdOutputCount; ++output) {
+          if (!other.has(output)) continue;
+          EXPECT_TRUE(other.bytes(output) == all.bytes(output)) << kChunkKdaFwdOutputNames[output];
+        }
+      };
+      for (const OutputStrides strides :
+           {OutputStrides::kContiguous, OutputStrides::kPadded, OutputStrides::kInner, OutputStrides::kReversedAxes}) {
+        for (const OutputSet some : {OutputSet(outputs).reset(kVNew).reset(kH), OutputSet(outputs).reset(kVNew),
+                                     OutputSet(outputs).reset(kH), outputs}) {
+          expect_same(inputs, some, strides);
+        }
+      }
+      for (const Strides strides : {Strides::kPadded, Strides::kFused, Strides::kReversed, Strides::kInner}) {
+        c.strides = strides;
+        expect_same(make_inputs(c), outputs, OutputStrides::kContiguous);
+      }
+    }
+  }
 }
 
 TEST(CudaPlan, RefusesADeviceThatIsNotThere) {

@@ -7,6 +7,7 @@
 #include "chunk_kda_fwd/cuda/hopper_chain.cuh"
 #include "chunk_kda_fwd/cuda/hopper_prepare.cuh"
 #include "chunk_kda_fwd/cuda/launch.h"
+#include "core/sequences.h"
 #include "cuda/runtime.cuh"
 
 namespace kda::cuda {
@@ -60,12 +61,32 @@ HopperValues describe_values(const ChunkKdaFwdTask& task) {
   return values;
 }
 
+HopperOutputs describe_outputs(const ChunkKdaFwdTask& task) {
+  const auto is_aligned = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
+  const auto is_vector = [&](std::int64_t inner, std::int64_t outer) {
+    const StateStrides& h = task.h;
+    return inner == 1 && outer % 8 == 0 && h.seq % 8 == 0 && h.chunk % 8 == 0 && h.head % 8 == 0;
+  };
+  HopperOutputs outputs{};
+  outputs.attn_out_in_vectors = steps_by(task.attn_out, 8) && is_aligned(task.at.attn_out);
+  outputs.v_new_in_vectors = steps_by(task.v_new, 8) && is_aligned(task.at.v_new);
+  outputs.h_is_v_first = is_vector(task.h.k, task.h.v) && is_aligned(task.at.h);
+  outputs.h_in_vectors = outputs.h_is_v_first || (is_vector(task.h.v, task.h.k) && is_aligned(task.at.h));
+  return outputs;
+}
+
+// Whether there are only attn_out and final_state to write, the former in vectors.
+bool is_plain(const ChunkKdaFwdTask& task, const HopperOutputs& outputs) {
+  return task.at.h == nullptr && task.at.v_new == nullptr && outputs.attn_out_in_vectors;
+}
+
 template <bool kIsPlain>
-bool launch_chain(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+bool launch_chain(const ChunkKdaFwdTask& task, const HopperOutputs& outputs, cudaStream_t stream, Failure* failure) {
+  constexpr int kBytes = kIsPlain ? HopperChainShape::kPlainBytes : HopperChainShape::kBytes;
   const auto kernel = hopper_chain_kernel<kIsPlain>;
-  if (!allow_shared_memory(kernel, HopperChainShape::kBytes, failure)) return false;
+  if (!allow_shared_memory(kernel, kBytes, failure)) return false;
   const auto grid = static_cast<unsigned>(2 * task.N * task.HV);
-  kernel<<<grid, HopperChainShape::kThreads, HopperChainShape::kBytes, stream>>>(task, describe_values(task));
+  kernel<<<grid, HopperChainShape::kThreads, kBytes, stream>>>(task, describe_values(task), outputs);
   return succeeded(cudaGetLastError(), "launch of the chain", failure);
 }
 
@@ -103,18 +124,14 @@ bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* f
   return launch_prepare<GateMode::kActivated>(task, stream, failure);
 }
 
-// Whether there are only attn_out and final_state to write, the former in vectors.
-bool is_plain(const ChunkKdaFwdTask& task) {
-  return task.at.h == nullptr && task.at.v_new == nullptr && task.vector_outputs &&
-         reinterpret_cast<std::uintptr_t>(task.at.attn_out) % 16 == 0;
-}
-
 }  // namespace
 
 bool launch_hopper(const ChunkKdaFwdTask& task, void* stream_, Failure* failure) {
   auto* stream = static_cast<cudaStream_t>(stream_);
   if (!launch_prepare(task, stream, failure)) return false;
-  return is_plain(task) ? launch_chain<true>(task, stream, failure) : launch_chain<false>(task, stream, failure);
+  const HopperOutputs outputs = describe_outputs(task);
+  return is_plain(task, outputs) ? launch_chain<true>(task, outputs, stream, failure)
+                                 : launch_chain<false>(task, outputs, stream, failure);
 }
 
 }  // namespace kda::cuda

@@ -24,10 +24,11 @@
 namespace kda::cuda {
 
 struct HopperChainShape {
-  // Four warps for the state, and four of which only one does anything: registers are shared out by groups of four.
+  // Four warps for the state, and four of which only one does anything, or each where more is asked for: registers are
+  // shared out by groups of four.
   static constexpr int kThreads = 128 + 128;
-  static constexpr int kStateRegisters = 216;
-  static constexpr int kLoadRegisters = 40;
+  static constexpr int state_registers(bool is_plain) { return is_plain ? 216 : 208; }
+  static constexpr int other_registers(bool is_plain) { return is_plain ? 40 : 48; }
   static constexpr int kColumns = 64;
   static constexpr int kStages = 4;
 
@@ -39,7 +40,15 @@ struct HopperChainShape {
 
   static constexpr int kExchanges = kStages * kStageBytes;
   static constexpr int kBarriers = kExchanges + 4 * kExchangeBytes;
-  static constexpr int kBytes = kBarriers + 2 * kStages * 8;
+  static constexpr int kPlainBytes = kBarriers + 3 * kStages * 8;
+
+  // Where more is asked for, outputs on their way out: of a stage attn_out and v_new, [16 tokens][64 columns] each, and
+  // the state before a chunk, [128 channels][64 columns] or [2 panels][64 columns][64 channels]; 128-byte swizzle.
+  static constexpr int kOutputs = (kPlainBytes + 1023) / 1024 * 1024;
+  static constexpr int kOutputBytes = kBlock * kColumns * 2;
+  static constexpr int kState = kOutputs + kStages * 2 * kOutputBytes;
+  static constexpr int kStatePanel = 64 * kColumns * 2;
+  static constexpr int kBytes = kState + 2 * kStatePanel;
 };
 static_assert(BlockImage::kBytes <= HopperChainShape::kValues);
 
@@ -47,6 +56,14 @@ static_assert(BlockImage::kBytes <= HopperChainShape::kValues);
 struct HopperValues {
   CUtensorMap map;
   bool is_valid;  // else v is read element by element
+};
+
+// Which outputs are written in pieces of 16 bytes; the others are written element by element.
+struct HopperOutputs {
+  bool attn_out_in_vectors;
+  bool v_new_in_vectors;
+  bool h_in_vectors;
+  bool h_is_v_first;  // h in vectors has its channels adjacent, else its columns
 };
 
 // threadIdx.x, read once: the compiler would read it again for every use, and wait for it.
@@ -60,11 +77,13 @@ __device__ __forceinline__ unsigned thread_index() {
 struct HopperStages {
   const std::uint32_t memory;
 
-  __device__ void init() const {
+  // Threads that arrive when they are through with stage 0, and with the others.
+  __device__ void init(int first_readers, int readers) const {
     if (threadIdx.x != 0) return;
     for (int stage = 0; stage < HopperChainShape::kStages; ++stage) {
       mbarrier_init(full(stage), 32);
-      mbarrier_init(empty(stage), 128);
+      mbarrier_init(empty(stage), stage == 0 ? first_readers : readers);
+      mbarrier_init(done(stage), 128);
     }
     mbarrier_init_fence();
   }
@@ -75,7 +94,14 @@ struct HopperStages {
     return memory + static_cast<std::uint32_t>(HopperChainShape::kBarriers + stage * 8);
   }
   __device__ __forceinline__ std::uint32_t empty(int stage) const { return full(HopperChainShape::kStages + stage); }
+  // The stage's block is computed, its outputs lie in shared memory.
+  __device__ __forceinline__ std::uint32_t done(int stage) const { return full(2 * HopperChainShape::kStages + stage); }
 };
+
+// Chunks have four or eight blocks.
+__device__ __forceinline__ bool is_first_of_chunk(const ChunkKdaFwdTask& t, int block) {
+  return (block & (t.C / kBlock - 1)) == 0;
+}
 
 // Loads what the products read, block after block.
 class HopperLoader {
@@ -145,6 +171,136 @@ class HopperLoader {
   const int lane_;
 };
 
+// Three warps that write what the products left in shared memory, where more is asked for than attn_out in vectors. A
+// stage is free for the next block once they are through with it.
+class HopperStorer {
+ public:
+  using Shape = HopperChainShape;
+
+  __device__ HopperStorer(const ChunkKdaFwdTask& task, const HopperOutputs& outputs, const Item& item,
+                          const HopperStages& stages, int first_column)
+      : t_(task),
+        outputs_(outputs),
+        item_(item),
+        stages_(stages),
+        first_column_(first_column),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ void run(int warp) const {
+    if (warp == 0) store_rows(t_.at.attn_out, t_.attn_out, outputs_.attn_out_in_vectors, 0);
+    if (warp == 1) store_rows(t_.at.v_new, t_.v_new, outputs_.v_new_in_vectors, Shape::kOutputBytes);
+    if (warp == 2) store_states();
+  }
+
+ private:
+  // A lane has 16 bytes of every fourth token.
+  __device__ __forceinline__ void store_rows(void* data, const RowStrides& s, bool in_vectors, int part) const {
+    const int column = first_column_ + lane_ % 8 * 8;
+    auto* to = static_cast<std::uint16_t*>(data) + row_of(s, item_, item_.head, lane_ / 8) + column * s.inner;
+    const int tokens = data == nullptr ? 0 : static_cast<int>(item_.tokens) - lane_ / 8;
+    const std::uint32_t from = stages_.memory + static_cast<std::uint32_t>(Shape::kOutputs + part + lane_ / 8 * 128);
+    for_blocks<1>([&](int block, int stage) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint4 pieces[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          pieces[i] = load_shared<uint4>(from + static_cast<std::uint32_t>(stage * 2 * Shape::kOutputBytes +
+                                                                           (2 * half + i) * 512 +
+                                                                           (lane_ % 8 ^ (lane_ / 8 + i * 4)) * 16));
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = 8 * half + 4 * i;
+          if (block * kBlock + row < tokens) store(to + row * s.token, pieces[i], s.inner, in_vectors);
+        }
+      }
+      to += kBlock * s.token;
+    });
+  }
+
+  // Chunks begin in stage 0.
+  __device__ __forceinline__ void store_states() const {
+    const StateStrides& s = t_.h;
+    auto* to = static_cast<std::uint16_t*>(t_.at.h) + item_.batch * s.seq + item_.first_chunk * s.chunk +
+               item_.head * s.head + first_column_ * s.v;
+    for_blocks<Shape::kStages>([&](int block, int) {
+      if (t_.at.h == nullptr || !is_first_of_chunk(t_, block)) return;
+      if (outputs_.h_is_v_first) {
+        store_state<16, true>(to, Shape::kColumns, s.v, 1);
+      } else if (outputs_.h_in_vectors) {
+        store_state<8, true>(to, 128, s.k, 1);
+      } else {
+        store_state<8, false>(to, 128, s.k, s.v);
+      }
+      to += s.chunk;
+    });
+  }
+
+  // Rows of kLanes pieces of 16 bytes, a multiple of 16 rows.
+  template <int kLanes, bool kInVectors>
+  __device__ __forceinline__ void store_state(std::uint16_t* to, int rows, std::int64_t pitch,
+                                              std::int64_t inner) const {
+    constexpr int kBatch = 4;
+    const int piece = lane_ % kLanes;
+    to += lane_ / kLanes * pitch + piece * 8 * inner;
+#pragma unroll 1
+    for (int row = lane_ / kLanes; row < rows; row += kBatch * 32 / kLanes) {
+      uint4 pieces[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = row + i * 32 / kLanes;
+        pieces[i] = load_shared<uint4>(stages_.memory +
+                                       static_cast<std::uint32_t>(Shape::kState + piece / 8 * Shape::kStatePanel +
+                                                                  at * 128 + (piece % 8 ^ at % 8) * 16));
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        store(to, pieces[i], inner, kInVectors);
+        to += 32 / kLanes * pitch;
+      }
+    }
+  }
+
+  // f(block, its stage) once the block is computed, for every kStep-th block.
+  template <int kStep, class F>
+  __device__ __forceinline__ void for_blocks(const F& f) const {
+    const int blocks = blocks_of(item_);
+    unsigned parity = 0;
+    for (int block = 0, stage = 0; block < blocks; block += kStep) {
+      mbarrier_wait(stages_.done(stage), parity);
+      f(block, stage);
+      mbarrier_arrive(stages_.empty(stage));
+      stage += kStep;
+      if (stage >= Shape::kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void store(std::uint16_t* to, const uint4& pieces, std::int64_t inner,
+                                               bool in_vectors) {
+    if (in_vectors) {
+      *reinterpret_cast<uint4*>(to) = pieces;
+      return;
+    }
+    const std::uint32_t words[4] = {pieces.x, pieces.y, pieces.z, pieces.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      to[2 * i * inner] = static_cast<std::uint16_t>(words[i]);
+      to[(2 * i + 1) * inner] = static_cast<std::uint16_t>(words[i] >> 16);
+    }
+  }
+
+  const ChunkKdaFwdTask& t_;
+  const HopperOutputs& outputs_;
+  const Item& item_;
+  const HopperStages& stages_;
+  const int first_column_;
+  const int lane_;
+};
+
 // A group of four warps with its half of a state. Names as in advance.cuh: a lane has columns r and r + 8 of its warp's
 // 16, and tokens 2c and 2c + 1 of every eight. kIsPlain: attn_out is written in vectors, and neither v_new nor h is
 // asked for.
@@ -153,8 +309,10 @@ class HopperAdvancer {
  public:
   using Shape = HopperChainShape;
 
-  __device__ HopperAdvancer(const ChunkKdaFwdTask& task, const Item& item, const HopperStages& stages, int first_column)
+  __device__ HopperAdvancer(const ChunkKdaFwdTask& task, const HopperOutputs& outputs, const Item& item,
+                            const HopperStages& stages, int first_column)
       : t_(task),
+        outputs_(outputs),
         stages_(stages),
         memory_(stages.memory),
         lane_(static_cast<int>(thread_index()) % 32),
@@ -178,7 +336,7 @@ class HopperAdvancer {
         return ++block < blocks;
       };
       while (advance(Stage<0>{}) && advance(Stage<1>{}) && advance(Stage<2>{}) && advance(Stage<3>{})) parity ^= 1;
-      store_out(block);
+      if (kIsPlain) store_out(block);
     }
     store_state(item);
   }
@@ -210,11 +368,37 @@ class HopperAdvancer {
     for_state([&](float h, int k, int v) { to[k * s.k + v * s.v] = h; });
   }
 
-  __device__ __forceinline__ void store_h(const Item& item, std::int64_t chunk) {
-    const StateStrides& s = t_.h;
-    auto* to = static_cast<std::uint16_t*>(t_.at.h) + item.batch * s.seq + (item.first_chunk + chunk) * s.chunk +
-               item.head * s.head;
-    for_state([&](float h, int k, int v) { to[k * s.k + v * s.v] = narrow(h, true); });
+  // The state before a chunk, as its first block's products have rounded it, to shared memory.
+  __device__ __forceinline__ void put_state() {
+    const std::uint32_t state = memory_ + Shape::kState;
+    const int row = lane_ % 8;
+    if (outputs_.h_is_v_first) {
+      const int column = local_column() + lane_ / 8 % 2 * 8 + row;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int piece = i % 4 * 2 + lane_ / 16;
+        stmatrix4(state + static_cast<std::uint32_t>(i / 4 * Shape::kStatePanel + column * 128 + (piece ^ row) * 16),
+                  rounded(i));
+      }
+    } else {
+      const int piece = local_column() / 8 + lane_ / 8 % 2;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int channel = i * 16 + lane_ / 16 * 8 + row;
+        stmatrix4_transposed(state + static_cast<std::uint32_t>(channel * 128 + (piece ^ row) * 16), rounded(i));
+      }
+    }
+  }
+
+  // The warp's 16 columns of a block's attn_out (part 0) or v_new (1), to shared memory.
+  template <int kStage, int kPart>
+  __device__ __forceinline__ void put_rows(const std::uint32_t (&pairs)[4]) {
+    const int token = lane_ / 16 * 8 + lane_ % 8;
+    const int piece = local_column() / 8 + lane_ / 8 % 2;
+    stmatrix4_transposed(
+        memory_ + static_cast<std::uint32_t>(Shape::kOutputs + (2 * kStage + kPart) * Shape::kOutputBytes +
+                                             token * 128 + (piece ^ token % 8) * 16),
+        pairs);
   }
 
   // Reads v of the block that has arrived in a stage.
@@ -237,10 +421,6 @@ class HopperAdvancer {
         operand(memory_ + BlockImage::kRest, BlockImage::kRestPanel, 1024, Swizzle::k128) + kAt;
     const std::uint64_t qk_operand = operand(memory_ + BlockImage::kQk, 16, 256, Swizzle::k32) + kAt;
     const std::uint64_t solve_operand = operand(memory_ + BlockImage::kSolve, 16, 512, Swizzle::k64) + kAt;
-    if constexpr (!kIsPlain) {
-      const int blocks_per_chunk = t_.C / kBlock;
-      if (t_.at.h != nullptr && block % blocks_per_chunk == 0) store_h(item, block / blocks_per_chunk);
-    }
 
     float decay[2][16];
     load_decay<0>(stage, decay[0]);
@@ -276,7 +456,7 @@ class HopperAdvancer {
     constexpr int kNext = (kStage + 1) % Shape::kStages;
     const unsigned next_parity = kNext == 0 ? parity ^ 1 : parity;
     const bool is_next_there = mbarrier_test(stages_.full(kNext), next_parity);
-    store_out(block);
+    if (kIsPlain) store_out(block);
     wgmma_wait<2>();
     pin(h_[0]);
     decay_state(h_[0], decay[0]);
@@ -311,7 +491,6 @@ class HopperAdvancer {
     }
     std::uint32_t pairs[4];
     pack(v_new, pairs);
-    if (!kIsPlain && t_.at.v_new != nullptr) store_v_new(item, block * kBlock, v_new);
     pin(h_[0]);
     pin(h_[1]);
     pin(pairs);
@@ -328,6 +507,10 @@ class HopperAdvancer {
     wgmma_fence();
     wgmma_n16(out, operand, qk_operand, 0);
     wgmma_commit();
+    if constexpr (!kIsPlain) {
+      if (t_.at.v_new != nullptr) put_rows<kStage, 1>(pairs);
+      if (kStage == 0 && t_.at.h != nullptr && is_first_of_chunk(t_, block)) put_state();
+    }
     if (block + 1 < blocks) {
       if (!is_next_there) mbarrier_wait(stages_.full(kNext), next_parity);
       load_values<kNext>();
@@ -345,7 +528,12 @@ class HopperAdvancer {
       poison(out, limits_of([&](int i) { return (pairs[i / 2] >> (i % 2 * 16) & kExponent) == kExponent; }));
     }
     pack(out, out_);
-    mbarrier_arrive(stages_.empty(kStage));
+    if constexpr (kIsPlain) {
+      mbarrier_arrive(stages_.empty(kStage));
+    } else {
+      put_rows<kStage, 0>(out_);
+      mbarrier_arrive(stages_.done(kStage));
+    }
   }
 
   // attn_out of the block before `block`, if there is one.
@@ -361,26 +549,12 @@ class HopperAdvancer {
     const uint4 pieces =
         load_shared<uint4>(exchange + static_cast<std::uint32_t>(row * 32 + ((lane_ % 2) ^ (row / 4 % 2)) * 16));
     const int rows = block == 0 ? 0 : tokens_ - (block - 1) * kBlock;
-    if (row < rows) store_row(pieces);
+    if (row < rows) *reinterpret_cast<uint4*>(out_at_) = pieces;
     out_at_ += kBlock * t_.attn_out.token;
   }
 
   // Descriptor units of 16 bytes to step k of the keys' and queries' 128 channels.
   static constexpr std::uint64_t channels(int k) { return (k / 4 * BlockImage::kPairPanel + k % 4 * 32) >> 4; }
-
-  __device__ __forceinline__ void store_row(const uint4& pieces) const {
-    if (kIsPlain) {
-      *reinterpret_cast<uint4*>(out_at_) = pieces;
-      return;
-    }
-    const std::int64_t inner = t_.attn_out.inner;
-    const std::uint32_t words[4] = {pieces.x, pieces.y, pieces.z, pieces.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      out_at_[2 * i * inner] = static_cast<std::uint16_t>(words[i]);
-      out_at_[(2 * i + 1) * inner] = static_cast<std::uint16_t>(words[i] >> 16);
-    }
-  }
 
   template <class F>
   __device__ __forceinline__ void for_state(const F& f) {
@@ -405,6 +579,11 @@ class HopperAdvancer {
   static __device__ __forceinline__ void round(const float (&h)[32], std::uint32_t (&rounded)[16]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) rounded[i] = pack_bf16(h[2 * i], h[2 * i + 1]);
+  }
+
+  // Of 16 channels, as stmatrix takes them.
+  __device__ __forceinline__ std::uint32_t (&rounded(int i))[4] {
+    return reinterpret_cast<std::uint32_t(&)[4]>(rounded_[i / 4][i % 4 * 4]);
   }
 
   // This lane's part of the decay of half the channels.
@@ -480,16 +659,8 @@ class HopperAdvancer {
     });
   }
 
-  __device__ __forceinline__ void store_v_new(const Item& item, int first, float (&x)[8]) {
-    const RowStrides& s = t_.v_new;
-    auto* to = static_cast<std::uint16_t*>(t_.at.v_new);
-    for_tokens(x, [&](float value, int token, int local) {
-      if (first + token >= tokens_) return;
-      to[row_of(s, item, item.head, first + token) + (column() + local) * s.inner] = narrow(value, true);
-    });
-  }
-
   const ChunkKdaFwdTask& t_;
+  const HopperOutputs& outputs_;
   const HopperStages& stages_;
   const std::uint32_t memory_;
   const int lane_;
@@ -505,21 +676,27 @@ class HopperAdvancer {
 
 template <bool kIsPlain>
 __global__ void __launch_bounds__(HopperChainShape::kThreads, 2)
-    hopper_chain_kernel(const __grid_constant__ ChunkKdaFwdTask task, const __grid_constant__ HopperValues values) {
+    hopper_chain_kernel(const __grid_constant__ ChunkKdaFwdTask task, const __grid_constant__ HopperValues values,
+                        const __grid_constant__ HopperOutputs outputs) {
   extern __shared__ __align__(1024) std::byte chain_memory[];
   const HopperStages stages{shared_address(chain_memory)};
-  stages.init();
+  stages.init(kIsPlain ? 128 : 3 * 32, kIsPlain ? 128 : 2 * 32);
   __syncthreads();
   const unsigned rank = blockIdx.x / 2 / static_cast<unsigned>(task.HV);
   const unsigned head = blockIdx.x / 2 - rank * static_cast<unsigned>(task.HV);
   const int first_column = static_cast<int>(blockIdx.x % 2) * HopperChainShape::kColumns;
   const Item item = item_of(task, task.is_packed ? task.sequences[rank].longest : rank, head);
   if (threadIdx.x >= 128) {
-    keep_registers<HopperChainShape::kLoadRegisters>();
-    if (threadIdx.x < 128 + 32) HopperLoader(task, values, item, stages, first_column).run();
+    keep_registers<HopperChainShape::other_registers(kIsPlain)>();
+    const int warp = static_cast<int>(threadIdx.x - 128) / 32;
+    if (warp == 0) {
+      HopperLoader(task, values, item, stages, first_column).run();
+    } else if (!kIsPlain) {
+      HopperStorer(task, outputs, item, stages, first_column).run(warp - 1);
+    }
   } else {
-    take_registers<HopperChainShape::kStateRegisters>();
-    HopperAdvancer<kIsPlain>(task, item, stages, first_column).run(item);
+    take_registers<HopperChainShape::state_registers(kIsPlain)>();
+    HopperAdvancer<kIsPlain>(task, outputs, item, stages, first_column).run(item);
   }
 }
 
