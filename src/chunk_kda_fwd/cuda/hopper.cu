@@ -1,4 +1,4 @@
-// The path for K = V = 128 in bf16 on Hopper; compiled for sm_90a only.
+// The path for K = 128 in bf16 on Hopper; compiled for sm_90a only.
 
 #include <cuda.h>
 
@@ -50,8 +50,8 @@ HopperValues describe_values(const ChunkKdaFwdTask& task) {
   const auto bytes = [](std::int64_t stride, std::int64_t extent) {
     return static_cast<cuuint64_t>(extent == 1 ? 16 : 2 * stride);
   };
-  const cuuint64_t extents[4] = {128, static_cast<cuuint64_t>(task.T), static_cast<cuuint64_t>(task.HV),
-                                 static_cast<cuuint64_t>(batches)};
+  const cuuint64_t extents[4] = {static_cast<cuuint64_t>(task.V), static_cast<cuuint64_t>(task.T),
+                                 static_cast<cuuint64_t>(task.HV), static_cast<cuuint64_t>(batches)};
   const cuuint64_t strides[3] = {bytes(v.token, task.T), bytes(v.head, task.HV), bytes(v.batch, batches)};
   const cuuint32_t box[4] = {HopperChainShape::kColumns, kBlock, 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
@@ -85,7 +85,7 @@ bool launch_chain(const ChunkKdaFwdTask& task, const HopperOutputs& outputs, cud
   constexpr int kBytes = kIsPlain ? HopperChainShape::kPlainBytes : HopperChainShape::kBytes;
   const auto kernel = hopper_chain_kernel<kIsPlain>;
   if (!allow_shared_memory(kernel, kBytes, failure)) return false;
-  const auto grid = static_cast<unsigned>(2 * task.N * task.HV);
+  const auto grid = static_cast<unsigned>(HopperChainShape::parts(task.V) * task.N * task.HV);
   kernel<<<grid, HopperChainShape::kThreads, kBytes, stream>>>(task, describe_values(task), outputs);
   return succeeded(cudaGetLastError(), "launch of the chain", failure);
 }

@@ -1,8 +1,9 @@
 #pragma once
 
-// The state's way through the blocks of a sequence. A block of threads owns 64 of the 128 columns of the state of one
-// value head: transposed, [64,128], as the sums of its matrix products, and rounded to bf16 as their first operand, so
-// that the state never passes through shared memory. Row by row of a block's tokens, h the state before it:
+// The state's way through the blocks of a sequence. A block of threads owns 64 columns of the state of one value head,
+// or what is left of V: transposed, [64,128], as the sums of its matrix products, and rounded to bf16 as their first
+// operand, so that the state never passes through shared memory. Columns beyond V are 0, and nobody's output. Row by row
+// of a block's tokens, h the state before it:
 //
 //     x = beta (v - keys h)
 //     v_new = x + solve x
@@ -30,6 +31,7 @@ struct HopperChainShape {
   static constexpr int state_registers(bool is_plain) { return is_plain ? 216 : 208; }
   static constexpr int other_registers(bool is_plain) { return is_plain ? 40 : 48; }
   static constexpr int kColumns = 64;
+  static constexpr int parts(int V) { return (V + kColumns - 1) / kColumns; }
   static constexpr int kStages = 4;
 
   // A stage: the image, then v [16 tokens][64 columns], 128-byte swizzle.
@@ -148,12 +150,12 @@ class HopperLoader {
   }
 
  private:
-  // v of a block that is not complete, or that no tensor map describes; zero beyond the last token.
+  // v of a block that is not complete, or that no tensor map describes; zero beyond the last token and column.
   __device__ __forceinline__ void fill(std::int64_t token, std::uint32_t to) const {
 #pragma unroll 1
     for (int i = 0; i < kBlock; ++i) {
       std::uint32_t pair = 0;
-      if (token + i < item_.tokens) {
+      if (token + i < item_.tokens && first_column_ + 2 * lane_ < t_.V) {
         const auto* from = static_cast<const std::uint16_t*>(t_.at.v) + row_of(t_.v, item_, item_.head, token + i) +
                            (first_column_ + 2 * lane_) * t_.v.inner;
         pair = from[0] | static_cast<std::uint32_t>(from[t_.v.inner]) << 16;
@@ -197,7 +199,7 @@ class HopperStorer {
   __device__ __forceinline__ void store_rows(void* data, const RowStrides& s, bool in_vectors, int part) const {
     const int column = first_column_ + lane_ % 8 * 8;
     auto* to = static_cast<std::uint16_t*>(data) + row_of(s, item_, item_.head, lane_ / 8) + column * s.inner;
-    const int tokens = data == nullptr ? 0 : static_cast<int>(item_.tokens) - lane_ / 8;
+    const int tokens = data == nullptr || column >= t_.V ? 0 : static_cast<int>(item_.tokens) - lane_ / 8;
     const std::uint32_t from = stages_.memory + static_cast<std::uint32_t>(Shape::kOutputs + part + lane_ / 8 * 128);
     for_blocks<1>([&](int block, int stage) {
 #pragma unroll
@@ -224,14 +226,15 @@ class HopperStorer {
     const StateStrides& s = t_.h;
     auto* to = static_cast<std::uint16_t*>(t_.at.h) + item_.batch * s.seq + item_.first_chunk * s.chunk +
                item_.head * s.head + first_column_ * s.v;
+    const int columns = min(t_.V - first_column_, Shape::kColumns);
     for_blocks<Shape::kStages>([&](int block, int) {
       if (t_.at.h == nullptr || !is_first_of_chunk(t_, block)) return;
       if (outputs_.h_is_v_first) {
-        store_state<16, true>(to, Shape::kColumns, s.v, 1);
+        store_state<16, true>(to, columns, s.v, 1);
       } else if (outputs_.h_in_vectors) {
-        store_state<8, true>(to, 128, s.k, 1);
+        store_state<8, true>(to, lane_ % 8 * 8 < columns ? 128 : 0, s.k, 1);
       } else {
-        store_state<8, false>(to, 128, s.k, s.v);
+        store_state<8, false>(to, lane_ % 8 * 8 < columns ? 128 : 0, s.k, s.v);
       }
       to += s.chunk;
     });
@@ -317,8 +320,8 @@ class HopperAdvancer {
         memory_(stages.memory),
         lane_(static_cast<int>(thread_index()) % 32),
         warp_(static_cast<int>(thread_index()) / 32),
-        tokens_(static_cast<int>(item.tokens)),
         first_column_(first_column),
+        tokens_(is_inside() ? static_cast<int>(item.tokens) : 0),
         out_at_(static_cast<std::uint16_t*>(task.at.attn_out) +
                 row_of(task.attn_out, item, item.head, lane_ / 2 - kBlock) +
                 (column() + 8 * (lane_ % 2)) * task.attn_out.inner) {}
@@ -352,9 +355,10 @@ class HopperAdvancer {
 
   __device__ __forceinline__ int local_column() const { return 16 * warp_; }                // the warp's first
   __device__ __forceinline__ int column() const { return first_column_ + local_column(); }  // the same in the state
+  __device__ __forceinline__ bool is_inside() const { return column() < t_.V; }             // V is a multiple of 16
 
   __device__ __forceinline__ void load_state(const Item& item) {
-    const float* from = t_.at.initial_state;
+    const float* from = is_inside() ? t_.at.initial_state : nullptr;
     const StateStrides& s = t_.initial_state;
     if (from != nullptr) from += item.n * s.seq + item.head * s.head;
     for_state([&](float& h, int k, int v) { h = from == nullptr ? 0.0f : from[k * s.k + v * s.v]; });
@@ -362,7 +366,7 @@ class HopperAdvancer {
   }
 
   __device__ __forceinline__ void store_state(const Item& item) {
-    if (t_.at.final_state == nullptr) return;
+    if (t_.at.final_state == nullptr || !is_inside()) return;
     const StateStrides& s = t_.final_state;
     float* to = t_.at.final_state + item.n * s.seq + item.head * s.head;
     for_state([&](float h, int k, int v) { to[k * s.k + v * s.v] = h; });
@@ -665,8 +669,8 @@ class HopperAdvancer {
   const std::uint32_t memory_;
   const int lane_;
   const int warp_;
-  const int tokens_;
   const int first_column_;
+  const int tokens_;       // to be written
   std::uint16_t* out_at_;  // of this lane's part of the block before the one in hand
   float h_[2][32];         // of channels 0 to 63, and the rest
   std::uint32_t rounded_[2][16];
@@ -682,9 +686,11 @@ __global__ void __launch_bounds__(HopperChainShape::kThreads, 2)
   const HopperStages stages{shared_address(chain_memory)};
   stages.init(kIsPlain ? 128 : 3 * 32, kIsPlain ? 128 : 2 * 32);
   __syncthreads();
-  const unsigned rank = blockIdx.x / 2 / static_cast<unsigned>(task.HV);
-  const unsigned head = blockIdx.x / 2 - rank * static_cast<unsigned>(task.HV);
-  const int first_column = static_cast<int>(blockIdx.x % 2) * HopperChainShape::kColumns;
+  const auto parts = static_cast<unsigned>(HopperChainShape::parts(task.V));
+  const unsigned state = blockIdx.x / parts;
+  const unsigned rank = state / static_cast<unsigned>(task.HV);
+  const unsigned head = state - rank * static_cast<unsigned>(task.HV);
+  const int first_column = static_cast<int>(blockIdx.x - state * parts) * HopperChainShape::kColumns;
   const Item item = item_of(task, task.is_packed ? task.sequences[rank].longest : rank, head);
   if (threadIdx.x >= 128) {
     keep_registers<HopperChainShape::other_registers(kIsPlain)>();

@@ -26,7 +26,7 @@ bool generic_is_forced() {
 }
 
 bool takes_hopper_path(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
-  return device.major == 9 && device.minor == 0 && p.dims.K == 128 && p.dims.V == 128 && p.dtype == Dtype::kBFloat16 &&
+  return device.major == 9 && device.minor == 0 && p.dims.K == 128 && p.dtype == Dtype::kBFloat16 &&
          p.gate_mode != GateMode::kAccumulated && !generic_is_forced();
 }
 

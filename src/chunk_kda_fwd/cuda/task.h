@@ -43,7 +43,7 @@ struct ChunkKdaFwdTask {
   StateStrides final_state, h;
 
   int panels;              // blocks of threads that share the columns of one state
-  bool is_hopper;          // the path for K = V = 128 in bf16 on Hopper
+  bool is_hopper;          // the path for K = 128 in bf16 on Hopper
   bool has_tensor_extras;  // gk, Aqk, Akk, w, u, qg and kg on the tensor cores
   std::int64_t blocks;     // of 16 tokens, of all sequences together
   Divisor by_heads;        // HV
