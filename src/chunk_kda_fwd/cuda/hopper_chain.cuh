@@ -42,7 +42,7 @@ struct HopperChainShape {
 
   static constexpr int kExchanges = kStages * kStageBytes;
   static constexpr int kBarriers = kExchanges + 4 * kExchangeBytes;
-  static constexpr int kPlainBytes = kBarriers + 3 * kStages * 8;
+  static constexpr int kPlainBytes = kBarriers + (3 * kStages + 2) * 8;
 
   // Where more is asked for, outputs on their way out: of a stage attn_out and v_new, [16 tokens][64 columns] each, and
   // the state before a chunk, [128 channels][64 columns] or [2 panels][64 columns][64 channels]; 128-byte swizzle.
@@ -79,14 +79,16 @@ __device__ __forceinline__ unsigned thread_index() {
 struct HopperStages {
   const std::uint32_t memory;
 
-  // Threads that arrive when they are through with stage 0, and with the others.
-  __device__ void init(int first_readers, int readers) const {
+  // `readers`: threads that arrive when they are through with a stage.
+  __device__ void init(int readers) const {
     if (threadIdx.x != 0) return;
     for (int stage = 0; stage < HopperChainShape::kStages; ++stage) {
       mbarrier_init(full(stage), 32);
-      mbarrier_init(empty(stage), stage == 0 ? first_readers : readers);
+      mbarrier_init(empty(stage), readers);
       mbarrier_init(done(stage), 128);
     }
+    mbarrier_init(state_put(), 128);
+    mbarrier_init(state_taken(), 32);
     mbarrier_init_fence();
   }
   __device__ __forceinline__ std::uint32_t at(int stage) const {
@@ -98,12 +100,10 @@ struct HopperStages {
   __device__ __forceinline__ std::uint32_t empty(int stage) const { return full(HopperChainShape::kStages + stage); }
   // The stage's block is computed, its outputs lie in shared memory.
   __device__ __forceinline__ std::uint32_t done(int stage) const { return full(2 * HopperChainShape::kStages + stage); }
+  // The state before a chunk lies in shared memory, and has been read there.
+  __device__ __forceinline__ std::uint32_t state_put() const { return full(3 * HopperChainShape::kStages); }
+  __device__ __forceinline__ std::uint32_t state_taken() const { return full(3 * HopperChainShape::kStages + 1); }
 };
-
-// Chunks have four or eight blocks.
-__device__ __forceinline__ bool is_first_of_chunk(const ChunkKdaFwdTask& t, int block) {
-  return (block & (t.C / kBlock - 1)) == 0;
-}
 
 // Loads what the products read, block after block.
 class HopperLoader {
@@ -174,7 +174,7 @@ class HopperLoader {
 };
 
 // Three warps that write what the products left in shared memory, where more is asked for than attn_out in vectors. A
-// stage is free for the next block once they are through with it.
+// stage is free for the next block once attn_out and v_new are read.
 class HopperStorer {
  public:
   using Shape = HopperChainShape;
@@ -201,7 +201,10 @@ class HopperStorer {
     auto* to = static_cast<std::uint16_t*>(data) + row_of(s, item_, item_.head, lane_ / 8) + column * s.inner;
     const int tokens = data == nullptr || column >= t_.V ? 0 : static_cast<int>(item_.tokens) - lane_ / 8;
     const std::uint32_t from = stages_.memory + static_cast<std::uint32_t>(Shape::kOutputs + part + lane_ / 8 * 128);
-    for_blocks<1>([&](int block, int stage) {
+    const int blocks = blocks_of(item_);
+    unsigned parity = 0;
+    for (int block = 0, stage = 0; block < blocks; ++block) {
+      mbarrier_wait(stages_.done(stage), parity);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint4 pieces[2];
@@ -217,18 +220,24 @@ class HopperStorer {
           if (block * kBlock + row < tokens) store(to + row * s.token, pieces[i], s.inner, in_vectors);
         }
       }
+      mbarrier_arrive(stages_.empty(stage));
       to += kBlock * s.token;
-    });
+      if (++stage == Shape::kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
   }
 
-  // Chunks begin in stage 0.
   __device__ __forceinline__ void store_states() const {
+    if (t_.at.h == nullptr) return;
     const StateStrides& s = t_.h;
     auto* to = static_cast<std::uint16_t*>(t_.at.h) + item_.batch * s.seq + item_.first_chunk * s.chunk +
                item_.head * s.head + first_column_ * s.v;
     const int columns = min(t_.V - first_column_, Shape::kColumns);
-    for_blocks<Shape::kStages>([&](int block, int) {
-      if (t_.at.h == nullptr || !is_first_of_chunk(t_, block)) return;
+    unsigned parity = 0;
+    for (std::int64_t token = 0; token < item_.tokens; token += t_.C) {
+      mbarrier_wait(stages_.state_put(), parity);
       if (outputs_.h_is_v_first) {
         store_state<16, true>(to, columns, s.v, 1);
       } else if (outputs_.h_in_vectors) {
@@ -236,8 +245,10 @@ class HopperStorer {
       } else {
         store_state<8, false>(to, lane_ % 8 * 8 < columns ? 128 : 0, s.k, s.v);
       }
+      mbarrier_arrive(stages_.state_taken());
       to += s.chunk;
-    });
+      parity ^= 1;
+    }
   }
 
   // Rows of kLanes pieces of 16 bytes, a multiple of 16 rows.
@@ -261,23 +272,6 @@ class HopperStorer {
       for (int i = 0; i < kBatch; ++i) {
         store(to, pieces[i], inner, kInVectors);
         to += 32 / kLanes * pitch;
-      }
-    }
-  }
-
-  // f(block, its stage) once the block is computed, for every kStep-th block.
-  template <int kStep, class F>
-  __device__ __forceinline__ void for_blocks(const F& f) const {
-    const int blocks = blocks_of(item_);
-    unsigned parity = 0;
-    for (int block = 0, stage = 0; block < blocks; block += kStep) {
-      mbarrier_wait(stages_.done(stage), parity);
-      f(block, stage);
-      mbarrier_arrive(stages_.empty(stage));
-      stage += kStep;
-      if (stage >= Shape::kStages) {
-        stage = 0;
-        parity ^= 1;
       }
     }
   }
@@ -373,7 +367,8 @@ class HopperAdvancer {
   }
 
   // The state before a chunk, as its first block's products have rounded it, to shared memory.
-  __device__ __forceinline__ void put_state() {
+  __device__ __forceinline__ void put_state(unsigned chunk) {
+    mbarrier_wait(stages_.state_taken(), ~chunk & 1);
     const std::uint32_t state = memory_ + Shape::kState;
     const int row = lane_ % 8;
     if (outputs_.h_is_v_first) {
@@ -392,6 +387,7 @@ class HopperAdvancer {
         stmatrix4_transposed(state + static_cast<std::uint32_t>(channel * 128 + (piece ^ row) * 16), rounded(i));
       }
     }
+    mbarrier_arrive(stages_.state_put());
   }
 
   // The warp's 16 columns of a block's attn_out (part 0) or v_new (1), to shared memory.
@@ -513,7 +509,10 @@ class HopperAdvancer {
     wgmma_commit();
     if constexpr (!kIsPlain) {
       if (t_.at.v_new != nullptr) put_rows<kStage, 1>(pairs);
-      if (kStage == 0 && t_.at.h != nullptr && is_first_of_chunk(t_, block)) put_state();
+      // Chunks have four or eight blocks.
+      if (kStage == 0 && t_.at.h != nullptr && (t_.C == 64 || block % 8 == 0)) {
+        put_state(static_cast<unsigned>(t_.C == 64 ? block / 4 : block / 8));
+      }
     }
     if (block + 1 < blocks) {
       if (!is_next_there) mbarrier_wait(stages_.full(kNext), next_parity);
@@ -684,7 +683,7 @@ __global__ void __launch_bounds__(HopperChainShape::kThreads, 2)
                         const __grid_constant__ HopperOutputs outputs) {
   extern __shared__ __align__(1024) std::byte chain_memory[];
   const HopperStages stages{shared_address(chain_memory)};
-  stages.init(kIsPlain ? 128 : 3 * 32, kIsPlain ? 128 : 2 * 32);
+  stages.init(kIsPlain ? 128 : 2 * 32);
   __syncthreads();
   const auto parts = static_cast<unsigned>(HopperChainShape::parts(task.V));
   const unsigned state = blockIdx.x / parts;
