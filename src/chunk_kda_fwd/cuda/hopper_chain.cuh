@@ -10,7 +10,7 @@
 //     attn_out = queries h + qk v_new
 //     h = decay h + rest^T v_new
 //
-// One more warp keeps images and v coming.
+// One more warp keeps images and v coming; three others write v_new and h where they are asked for.
 
 #include <cuda.h>
 
@@ -298,7 +298,7 @@ class HopperStorer {
   const int lane_;
 };
 
-// A group of four warps with its half of a state. Names as in advance.cuh: a lane has columns r and r + 8 of its warp's
+// A group of four warps with its columns of a state. Names as in advance.cuh: a lane has columns r and r + 8 of its warp's
 // 16, and tokens 2c and 2c + 1 of every eight. kIsPlain: attn_out is written in vectors, and neither v_new nor h is
 // asked for.
 template <bool kIsPlain>
