@@ -362,22 +362,69 @@ def test_an_unknown_instruction_set_is_one_line(tmp_path, plain_file, command):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("command", ["info", "run", "inspect"])
-def test_a_full_disk_under_stdout_is_one_line(tmp_path, plain_file, command, buffered):
-    arguments_of = {"info": (), "run": (plain_file, "-o", tmp_path / "out.safetensors"), "inspect": (plain_file,)}
-    # Buffered output is tried once more when the interpreter ends.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "kda", command, *arguments_of[command]],
-            stdout=full,
-            stderr=subprocess.PIPE,
+# What prints something, each in its own way.
+PRINTING = {
+    "no arguments": (),
+    "help": ("--help",),
+    **{f"{name} help": (name, "--help") for name in ("run", "inspect", "verify", "bench", "info")},
+    "run": ("run", "IN", "-o", "OUT"),
+    "inspect": ("inspect", "IN"),
+    "verify": ("verify", "--filter", "tail_T1_"),
+    "failures": ("verify", "--cases", "CASES"),
+    "bench": ("bench", "--tokens", "5", "--heads", "1", "--rounds", "1", "--sgemm-size", "8", "--json", "OUT"),
+    "info": ("info",),
+}
+
+
+@pytest.fixture
+def run_into(tmp_path, plain_file):
+    """Run the program with its stdout (or more) being what is given."""
+    cases = write_cases(tmp_path / "cases.json", {"name": "illegal", "T": 1, "K": 24, "V": 16})
+    files = {"IN": plain_file, "OUT": tmp_path / "out", "CASES": cases}
+
+    def run(command, buffered=True, **streams):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        return subprocess.run(
+            [sys.executable, "-m", "kda", *(files.get(argument, argument) for argument in command)],
+            **({"stderr": subprocess.PIPE} | streams),
             text=True,
             env=environment if buffered else environment | {"PYTHONUNBUFFERED": "1"},
         )
+
+    return run
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("command", PRINTING.values(), ids=PRINTING)
+def test_a_full_disk_under_stdout_is_one_line(run_into, command, buffered):
+    # Buffered output is tried once more when the interpreter ends.
+    with Path("/dev/full").open("w") as full:
+        done = run_into(command, buffered, stdout=full)
     assert done.returncode == 2
-    assert done.stderr == f"kda {command}: [Errno 28] No space left on device\n"
+    assert done.stderr == "kda: stdout cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("command", PRINTING.values(), ids=PRINTING)
+def test_a_closed_pipe_ends_the_program_in_silence(run_into, command):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        done = run_into(command, stdout=closed)
+    assert done.returncode not in (0, 2)
+    assert done.stderr == ""
+
+
+def test_errors_that_cannot_be_shown_keep_their_exit_code(run_into):
+    with Path("/dev/full").open("w") as full:
+        assert run_into(("info",), stdout=full, stderr=full).returncode == 2
+        assert run_into(("inspect", "none"), stderr=full).returncode == 2
+        assert run_into(("inspect", "--none"), stderr=full).returncode == 2
+
+
+def test_files_are_kept_when_stdout_is_full(run_into, tmp_path):
+    with Path("/dev/full").open("w") as full:
+        assert run_into(PRINTING["bench"], stdout=full).returncode == 2
+    assert len(json.loads((tmp_path / "out").read_text())["measurements"]) == 6
 
 
 def test_errors_are_one_line_that_a_terminal_can_show():

@@ -28,7 +28,7 @@ from kda._chunk_kda_fwd import OP, OUTPUTS, Arguments, prepare
 from kda._info import info
 from kda._supported import supported
 from kda._threads import get_num_threads
-from kda.cli import plotting
+from kda.cli import files, plotting
 from kda.cli.backend import CPU, Target, parse_target
 from kda.cli.console import UserError, progress, refusals, stdout
 from kda.cli.verify import check_state_products, matches
@@ -108,9 +108,6 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
     if target != CPU and settings.scaling:
         raise UserError(f"--scaling: expected none with --backend {backend}")
     check_state_products(settings.state_products)
-    for path in (json_file, plot_file):
-        if path is not None and not path.parent.is_dir():
-            raise UserError(f"{path} cannot be written: {path.parent} is no folder")
     if plot_file is not None:
         plotting.figure_type()  # refuses now rather than after the measurements
     if target == CPU:
@@ -121,12 +118,17 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
     runs = [
         (case, T, H, name) for case in cases for T in settings.tokens for H in settings.heads for name in OUTPUT_SETS
     ]
-    with progress() as bar:
-        task = bar.add_task("cases", total=len(runs))
-        for case, T, H, name in runs:
-            compared = None if usual is None else scaled(usual, T, H)
-            measurements.append(_measure(scaled(case, T, H), name, settings, compared, target))
-            bar.advance(task)
+    with files.new_files(None, json_file, plot_file) as (json_target, plot_target):
+        with progress() as bar:
+            task = bar.add_task("cases", total=len(runs))
+            for case, T, H, name in runs:
+                compared = None if usual is None else scaled(usual, T, H)
+                measurements.append(_measure(scaled(case, T, H), name, settings, compared, target))
+                bar.advance(task)
+        if json_target is not None:
+            _write_json(json_target, measurements, settings, conditions)
+        if plot_target is not None:
+            _plot(plot_target, measurements)
     for case in cases:
         stdout().print(_table(case.name, [m for m in measurements if m.case == case.name]))
     stdout().print(f"backend {conditions['backend']}, state products {conditions['state_products']}")
@@ -136,10 +138,6 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
             "of sgemm: rate by nominal work over NumPy's sgemm; "
             "of copy: the time that copying inputs and attn_out takes"
         )
-    if json_file is not None:
-        _write_json(json_file, measurements, settings, conditions)
-    if plot_file is not None:
-        _plot(plot_file, measurements)
 
 
 def restart_with_threads(threads: int) -> None:
@@ -420,7 +418,7 @@ def _plot(path: Path, measurements: Sequence[Measurement]) -> None:
     axes.set_ylabel("GFLOP/s by nominal work")
     axes.set_title(f"chunk_kda_fwd, {info().cpu}, {info().cpu_instruction_set}")
     axes.legend(loc="lower right")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, format="png")
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 import typer
 from rich.console import Console
@@ -20,18 +21,13 @@ class UserError(Exception):
 
 @contextmanager
 def user_errors(command: str) -> Iterator[None]:
-    """Turn a UserError, a lack of memory, or a full disk under stdout into one line on stderr and exit code 2."""
+    """Turn a UserError or a lack of memory into one line on stderr and exit code 2."""
     try:
         yield
     except UserError as error:
         message = str(error)
     except MemoryError as error:
         message = f"not enough memory: {error}" if str(error) else "not enough memory"
-    except BrokenPipeError:
-        raise  # whoever read stdout has seen enough: typer ends in silence
-    except OSError as error:
-        message = str(error)
-        _give_up_full_stdout()
     except KeyboardInterrupt:
         print(f"kda {command}: interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -41,13 +37,30 @@ def user_errors(command: str) -> Iterator[None]:
     raise typer.Exit(2)
 
 
-def _give_up_full_stdout() -> None:
-    """Drop what stdout cannot take: the interpreter would try again at its end, complain, and exit with 120."""
+@contextmanager
+def output_errors() -> Iterator[None]:
+    """Turn what stdout does not take, a full disk above all, into one line on stderr and exit code 2.
+
+    A closed pipe is not meant: whoever read it has seen enough, and typer ends in silence.
+    """
     try:
-        sys.stdout.flush()
+        yield
+    except OSError as error:
+        what = error if error.filename else f"stdout cannot be written: {error.strerror or error}"
+        with suppress(OSError):
+            print(f"kda: {one_line(str(what))}", file=sys.stderr)
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            _give_up_when_full(stream)
+        raise SystemExit(2) from None
+
+
+def _give_up_when_full(stream: TextIO) -> None:
+    """Drop what a stream cannot take: the interpreter would try again at its end, complain, and exit with 120."""
+    try:
+        stream.flush()
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 

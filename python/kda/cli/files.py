@@ -119,14 +119,14 @@ def require_memory(size: int) -> None:
         raise UserError(f"{size} bytes are needed, and this machine has {available} bytes of memory")
 
 
-def check_output(output: Path, source: Path) -> None:
+def check_output(output: Path, source: Path | None) -> None:
     """Refuse an output that would destroy the input, or a device. Raises UserError."""
     try:
         if not output.exists():
             return
         if not output.is_file():
             raise UserError(f"output {output} exists and is not a regular file")
-        if source.exists() and output.samefile(source):
+        if source is not None and source.exists() and output.samefile(source):
             raise UserError(f"output {output} is the input file")
     except OSError as error:
         raise UserError(f"output {output}: {error.strerror}") from None
@@ -157,8 +157,11 @@ def new_file(output: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_files(source: Path, *outputs: Path | None) -> Iterator[list[Path | None]]:
-    """Give files to write to, as `new_file`, for the outputs that are named; `source` is none. Raises UserError."""
+def new_files(source: Path | None, *outputs: Path | None) -> Iterator[list[Path | None]]:
+    """Give files to write to, as `new_file`, for the outputs that are named, none of which may be `source`.
+
+    Raises UserError.
+    """
     named = [output for output in outputs if output is not None]
     for output in named:
         check_output(output, source)
