@@ -7,7 +7,9 @@ are those of `kda.chunk_kda_fwd`; a block is 16 rows of a chunk.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -33,7 +35,9 @@ _SMALLEST_NORMAL = -87.3365448
 _GK_LIMIT = 1024.0
 # A decay above 1 - 2^-9 is 1 in bfloat16.
 _ONE_IN_BFLOAT16 = math.log1p(-(2.0**-9))
-_CHUNKS_AT_A_TIME = 16
+# What is looked at in one piece, and by how many threads at most: a few 10 MB each, and NumPy holds the GIL in between.
+_TOKENS_AT_A_TIME = 2048
+_THREADS = 8
 
 Severity: TypeAlias = Literal["fault", "warning", "note"]
 
@@ -249,8 +253,9 @@ class Chunks:
 
     def parts(self) -> Iterator[Part]:
         """Yield a few chunks at a time."""
-        for start in range(0, len(self), _CHUNKS_AT_A_TIME):
-            at = slice(start, start + _CHUNKS_AT_A_TIME)
+        step = _TOKENS_AT_A_TIME // self.size
+        for start in range(0, len(self), step):
+            at = slice(start, start + step)
             offsets = np.arange(self.size)
             valid = offsets < self.rows[at, None]
             yield Part(start, self.batch[at, None], self.first[at, None] + np.where(valid, offsets, 0), valid)
@@ -320,12 +325,12 @@ def inspect(arguments: Arguments, step: Callable[[], None] = lambda: None) -> Re
     q, k, v, g, beta = (_token_major(array, a.layout) for array in (a.q, a.k, a.v, a.g, a.beta))
     chunks = Chunks(k.shape[1], k.shape[0], a.cu_seqlens, a.chunk_size)
     keys, heads = [], []
-    with np.errstate(all="ignore"):
-        for head in range(k.shape[2]):
-            keys.append(_inspect_keys(q, k, head, chunks))
+    with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        for key_report in pool.map(lambda head: _inspect_keys(q, k, head, chunks), range(k.shape[2])):
+            keys.append(key_report)
             step()
-        for head in range(v.shape[2]):
-            heads.append(_inspect_head(a, (k, v, g, beta), head, chunks))
+        for head_report in pool.map(lambda head: _inspect_head(a, (k, v, g, beta), head, chunks), range(v.shape[2])):
+            heads.append(head_report)
             step()
     return Report(a.chunk_size, chunks, tuple(keys), tuple(heads))
 
@@ -343,6 +348,7 @@ def _not_finite(peak: _Peak, part: Part, array: npt.NDArray[Any], head: int) -> 
     peak.add(part, np.asarray(rows.any(axis=-1), np.float64), rows.argmax(axis=-1) if bad.ndim > 2 else None)
 
 
+@np.errstate(all="ignore")
 def _inspect_keys(q: npt.NDArray[Any], k: npt.NDArray[Any], head: int, chunks: Chunks) -> KeyReport:
     bad = {"q": _Peak("input_not_finite", head, "q"), "k": _Peak("input_not_finite", head, "k")}
     alike = _Peak("keys_alike", head, "k")
@@ -370,6 +376,7 @@ def _inspect_keys(q: npt.NDArray[Any], k: npt.NDArray[Any], head: int, chunks: C
     )
 
 
+@np.errstate(all="ignore")
 def _inspect_head(a: Arguments, inputs: tuple[npt.NDArray[Any], ...], head: int, chunks: Chunks) -> HeadReport:
     k, v, g, beta = inputs
     key_head = head // (v.shape[2] // k.shape[2])
@@ -458,11 +465,8 @@ def _look_at_spans(peaks: dict[str, _Peak], part: Part, gate: Floats) -> tuple[F
     chunks, chunk_channels = _span(gate)
     peaks["span_block"].add(part, blocks, block_channels)
     peaks["span_chunk"].add(part, chunks[:, None], chunk_channels[:, None])
-    # The sum so far, in base 2, where a step of the same channel that is not lost follows.
-    gk = np.cumsum(gate, axis=1) / LN2
-    follows = (gate[:, 1:] > _SMALLEST_NORMAL) & part.valid[:, 1:, None] & np.isfinite(gk[:, :-1])
-    sums = np.where(follows, np.abs(gk[:, :-1]), 0).max(axis=1)
-    peaks["gk_resolution"].add(part, sums.max(axis=-1)[:, None], sums.argmax(axis=-1)[:, None])
+    sums = _largest_sums(gate, part)
+    peaks["gk_resolution"].add(part, sums.max(axis=-1)[:, None] / LN2, sums.argmax(axis=-1)[:, None])
     return blocks, chunks
 
 
@@ -471,9 +475,25 @@ def _span(gate: Floats) -> tuple[Floats, npt.NDArray[Any]]:
 
     The first row's own gate plays no part: it decays what comes before.
     """
-    later = np.cumsum(gate[..., 1:, :], axis=-2)
-    spans = np.maximum(later.max(axis=-2), 0) - np.minimum(later.min(axis=-2), 0)
+    total = np.zeros_like(gate[..., 0, :])
+    high, low = np.zeros_like(total), np.zeros_like(total)
+    # Row by row, which goes through memory as it lies; NumPy's own sums along this axis do not.
+    for i in range(1, gate.shape[-2]):
+        total += gate[..., i, :]
+        np.maximum(high, total, out=high)
+        np.minimum(low, total, out=low)
+    spans = high - low
     return np.asarray(spans.max(axis=-1)), spans.argmax(axis=-1)
+
+
+def _largest_sums(gate: Floats, part: Part) -> Floats:
+    """Return the largest finite sum of gates `[n,K]`, by its size, that a step follows which is not lost."""
+    total, largest = np.zeros_like(gate[:, 0]), np.zeros_like(gate[:, 0])
+    for i in range(1, gate.shape[1]):
+        total += gate[:, i - 1]
+        follows = (gate[:, i] > _SMALLEST_NORMAL) & part.valid[:, i, None] & np.isfinite(total)
+        np.maximum(largest, np.abs(total), out=largest, where=follows)
+    return largest
 
 
 class _Range:
@@ -518,8 +538,10 @@ class _Gates:
         self.range.add(numbers)
         self.growing += int((numbers > 0).sum())
         decaying = np.abs(numbers[numbers <= 0].astype(np.float64))
-        bins = np.searchsorted(HALF_LIFE_EDGES, LN2 / decaying, side="right")
-        self.histogram += np.bincount(bins, minlength=len(self.histogram))
+        half_lives = LN2 / decaying
+        # How many are in the bins from each edge on: fewer steps than to look for the bin of each.
+        from_edges = [int(np.count_nonzero(half_lives >= edge)) for edge in HALF_LIFE_EDGES]
+        self.histogram -= np.diff([half_lives.size, *from_edges, 0])
         self._rounded_to_one += int(((numbers < 0) & (numbers > _ONE_IN_BFLOAT16)).sum())
 
     def half_lives(self) -> Floats:
@@ -557,18 +579,38 @@ class _Systems:
 def lower_part(gate: Floats, keys: Floats, beta: Floats) -> Floats:
     """Return A `[n,C,C]`, strictly lower: `A_ij = beta_i sum_d k_i k_j E_ij`.
 
-    Each key is carried down the rows and multiplied by their decays, as the recurrence does: no exponent is positive
-    unless a gate is, and a reset needs no care.
+    No exponent is positive unless a gate is, and a reset needs no care: between blocks of 16 rows a decay has two
+    factors, from column j to the end of its block or of a later one, and from there to row i.
     """
-    n, size, _ = keys.shape
-    decay = np.exp(gate)
+    n, size, width = keys.shape
+    blocks = (n * (size // BLOCK), BLOCK, width)
+    within, carried, reached = _within_blocks(np.exp(gate).reshape(blocks), keys.reshape(blocks))
+    within, carried, reached = within.reshape(n, size, BLOCK), carried.reshape(keys.shape), reached.reshape(keys.shape)
     A = np.zeros((n, size, size))
-    carried = np.zeros_like(keys)
+    for start in range(0, size, BLOCK):
+        rows = slice(start, start + BLOCK)
+        A[:, rows, rows] = within[:, rows]
+        A[:, rows, :start] = (keys[:, rows] * reached[:, rows]) @ carried[:, :start].swapaxes(1, 2)
+        carried[:, :start] *= reached[:, None, start + BLOCK - 1]
+    A *= beta[..., None]
+    return A
+
+
+def _within_blocks(decay: Floats, keys: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return what `lower_part` needs of blocks `[m,16,K]`, without beta.
+
+    That is their own parts of A `[m,16,16]`; their keys, decayed to their ends; the decays of their rows from their
+    beginnings on. Each key is carried down the rows and multiplied by their decays, as the recurrence does.
+    """
+    m, size, _ = keys.shape
+    A = np.zeros((m, size, size))
+    carried, reached = np.zeros_like(keys), np.empty_like(keys)
     for i in range(size):
         carried[:, :i] *= decay[:, i, None]
-        A[:, i, :i] = (carried[:, :i] @ keys[:, i, :, None])[..., 0] * beta[:, i, None]
+        A[:, i, :i] = (carried[:, :i] @ keys[:, i, :, None])[..., 0]
         carried[:, i] = keys[:, i]
-    return A
+        reached[:, i] = decay[:, i] * reached[:, i - 1] if i else decay[:, i]
+    return A, carried, reached
 
 
 def invert(A: Floats) -> Floats:

@@ -94,6 +94,58 @@ def test_chunks_end_with_their_sequences():
     assert chunks.rows.tolist() == [64, 1, 5]
 
 
+def hostile_gates(rng, n=3, size=64, width=32):
+    """Gates of every size, with resets and a few that grow."""
+    gate = -(10.0 ** rng.uniform(-6, 2.5, (n, size, width)))
+    gate[rng.random(gate.shape) < 0.02] = -np.inf
+    gate[rng.random(gate.shape) < 0.02] = 0.3
+    return gate
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_systems_are_those_of_the_recurrence(size):
+    """Not merely near the reference: the same to rounding as keys carried from row to row."""
+    rng = np.random.default_rng(5)
+    gate = hostile_gates(rng, size=size)
+    keys, beta = rng.standard_normal(gate.shape), rng.uniform(-1, 2, gate.shape[:2])
+    A = _inspect.lower_part(gate, keys, beta)
+    carried = np.zeros_like(keys)
+    for i in range(size):
+        carried *= np.exp(gate[:, i, None])
+        expected = np.einsum("njd,nd->nj", carried, keys[:, i]) * beta[:, i, None]
+        np.testing.assert_allclose(A[:, i], expected, rtol=1e-12, atol=1e-14)
+        carried[:, i] = keys[:, i]
+
+
+def test_spans_and_sums_are_those_of_numpy():
+    gate = hostile_gates(np.random.default_rng(6))
+    part = next(_inspect.Chunks(50, 3, None, 64).parts())
+    gate[~part.valid] = 0
+    spans, channels = _inspect._span(gate)
+    sums = np.cumsum(gate[:, 1:], axis=1)
+    expected = np.maximum(sums.max(axis=1), 0) - np.minimum(sums.min(axis=1), 0)
+    np.testing.assert_array_equal(spans, expected.max(axis=-1))
+    np.testing.assert_array_equal(channels, expected.argmax(axis=-1))
+    sums = np.abs(np.cumsum(gate, axis=1)[:, :-1])
+    counted = np.isfinite(sums) & (gate[:, 1:] > -87.3365448) & part.valid[:, 1:, None]
+    np.testing.assert_array_equal(_inspect._largest_sums(gate, part), np.where(counted, sums, 0).max(axis=1))
+
+
+def test_histogram_is_numpys():
+    gate = hostile_gates(np.random.default_rng(7)).astype(np.float32).reshape(-1, 32)
+    edges = (-np.log(2) / _inspect.HALF_LIFE_EDGES).astype(np.float32)
+    for step in (-np.inf, 0, np.inf):
+        gate[: len(edges), 3] = np.nextafter(edges, np.float32(step))
+        gates = _inspect._Gates(32)
+        with np.errstate(divide="ignore"):
+            gates.add(gate[:50])
+            gates.add(gate[50:])
+            half_lives = np.log(2) / np.abs(gate[gate <= 0].astype(np.float64))
+        expected, _ = np.histogram(half_lives, [-np.inf, *_inspect.HALF_LIFE_EDGES, np.inf])
+        np.testing.assert_array_equal(gates.histogram, expected)
+        assert gates.growing == (gate > 0).sum()
+
+
 def test_histogram_and_half_lives_of_known_gates():
     case = dataclasses.replace(HARMLESS, gate=FixedGate(float(np.float32(-np.log(2) / 20)), "all"))
     for head in look(case).heads:
