@@ -14,7 +14,12 @@ namespace {
 constexpr std::array kDtypes = {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16,
                                 Dtype::kFloat64, Dtype::kInt32,   Dtype::kInt64};
 
-std::string text(nb::handle object) { return nb::str(object).c_str(); }
+// Characters that UTF-8 has no bytes for, as Python makes them of bytes that are none, are spelled out.
+std::string text(nb::handle object) {
+  const nb::object utf8 = nb::steal(PyUnicode_AsEncodedString(nb::str(object).ptr(), "utf-8", "backslashreplace"));
+  if (!utf8.is_valid()) nb::raise_python_error();
+  return {PyBytes_AsString(utf8.ptr()), static_cast<std::size_t>(PyBytes_Size(utf8.ptr()))};
+}
 
 std::string class_name(nb::handle object) { return nb::inst_name(object).c_str(); }
 
@@ -170,13 +175,14 @@ TensorView view_of_parts(const nb::tuple& parts, const Argument& argument) {
   return view;
 }
 
-// Why an object would not be exported, in its own words.
+// Why an object would not be exported, in its own words: their first line.
 std::string dlpack_refusal(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack__")) return "";
   try {
     object.attr("__dlpack__")();
   } catch (nb::python_error& error) {
-    return text(error.value());
+    const std::string reason = text(error.value());
+    return reason.substr(0, reason.find('\n'));
   }
   return "";
 }
@@ -320,7 +326,12 @@ void refuse_dtype(const Argument& argument, std::string_view given) {
   fail(ErrorKind::kDtype, argument, "dtype " + std::string(argument.dtypes), given);
 }
 
-nb::str to_str(std::string_view text) { return nb::str(text.data(), text.size()); }
+nb::str to_str(std::string_view text) {
+  const auto size = static_cast<Py_ssize_t>(text.size());
+  nb::object decoded = nb::steal(PyUnicode_DecodeUTF8(text.data(), size, "backslashreplace"));
+  if (!decoded.is_valid()) nb::raise_python_error();
+  return nb::borrow<nb::str>(decoded);
+}
 
 nb::tuple to_tuple(std::span<const std::int64_t> sizes) {
   nb::list list;

@@ -60,6 +60,7 @@ class ArrayView {
 // A new NumPy array, float64, that owns the numbers.
 [[nodiscard]] nb::object to_numpy(std::vector<double> numbers, std::span<const std::int64_t> shape);
 
+// Bytes that are no UTF-8, from the environment or a path, are spelled out.
 [[nodiscard]] nb::str to_str(std::string_view text);
 [[nodiscard]] nb::tuple to_tuple(std::span<const std::int64_t> sizes);
 

@@ -34,7 +34,7 @@ void translate(const std::exception_ptr& pointer, void* /*payload*/) {
   try {
     std::rethrow_exception(pointer);
   } catch (const kda::Error& error) {
-    PyErr_SetString(exception_of(error.kind()), error.what());
+    PyErr_SetObject(exception_of(error.kind()), kda::python::to_str(error.what()).ptr());
   }
 }
 

@@ -46,10 +46,10 @@ def as_bool(op: str, name: str, value: Any) -> bool:
 
 
 def as_str(op: str, name: str, value: Any) -> str:
-    """Return a string. Raises TypeError."""
+    """Return a string that has an encoding: surrogates, which no name has, are spelled out. Raises TypeError."""
     if not isinstance(value, str):
         fail(TypeError, op, name, "a string", described(value))
-    return value
+    return value.encode(errors="backslashreplace").decode()
 
 
 def described(value: Any) -> str:

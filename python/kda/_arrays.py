@@ -127,8 +127,9 @@ class TorchKind:
                 expected,
                 "one that requires grad, of which this operator is the forward pass only",
             )
-        if array.layout is not self._torch.strided:
-            fail(TypeError, op, name, "a strided tensor", f"one with layout {array.layout}")
+        if array.layout is not self._torch.strided or array.is_nested:
+            kind = "a nested one" if array.is_nested else f"one with layout {array.layout}"
+            fail(TypeError, op, name, "a strided tensor", kind)
         if array.is_neg():
             fail(
                 TypeError,

@@ -63,7 +63,9 @@ void check_scale(double scale) {
 void check_lower_bound(const ChunkKdaFwdAttributes& attributes) {
   const double bound = attributes.lower_bound;
   if (attributes.fusions.any_lower_bound) {
-    if (!std::isfinite(static_cast<float>(bound))) fail_value("lower_bound", "a finite number", format_number(bound));
+    if (!std::isfinite(static_cast<float>(bound))) {
+      fail_value("lower_bound", "a finite number that float32 can hold", format_number(bound));
+    }
     return;
   }
   if (!(bound >= kLowestBound && bound < 0)) fail_value("lower_bound", "a number in [-5, 0)", format_number(bound));

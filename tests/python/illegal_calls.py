@@ -211,6 +211,7 @@ CHUNK_KDA_FWD_IN_PYTHON = [
     Illegal("q masked", PLAIN, {"q": np.ma.masked_array(of_shape(1, 5, 1, 16))}, TypeError, "q", "mask", "masked"),
     Illegal("k void", PLAIN, {"k": of_shape(1, 5, 1, 16, dtype="V2")}, TypeError, "k", "bfloat16", "V2"),
     Illegal("layout with zero", PLAIN, {"layout": "BSND\x00"}, ValueError, "layout", "BSND", "BSND"),
+    Illegal("layout of bytes that are no text", PLAIN, {"layout": "\udcff"}, ValueError, "layout", "BSND", r"\\udcff"),
     Illegal("layout None", PLAIN, {"layout": None}, TypeError, "layout", "string", "None"),
     Illegal("layout bytes", PLAIN, {"layout": b"BSND"}, TypeError, "layout", "string", "bytes"),
     Illegal("scale beyond double", PLAIN, {"scale": 10**400}, ValueError, "scale", "finite", "beyond"),

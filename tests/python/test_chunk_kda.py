@@ -251,6 +251,7 @@ ILLEGAL = [
     ("low bound", FULL, {"safe_gate": True, "lower_bound": -5.5}, ValueError, "lower_bound", r"\[-5, 0\)", "-5.5"),
     ("bound 0", FULL, {"safe_gate": True, "lower_bound": 0}, ValueError, "lower_bound", r"\[-5, 0\)", "0"),
     ("bound NaN", FULL, {"lower_bound": float("nan")}, ValueError, "lower_bound", "finite", "nan"),
+    ("bound beyond float32", FULL, {"lower_bound": -1e300}, ValueError, "lower_bound", "float32", r"-1e\+300"),
     ("bound text", FULL, {"lower_bound": "-5"}, TypeError, "lower_bound", "number", "str"),
     ("twice alone", FULL, {"allow_neg_eigval": True}, ValueError, "allow_neg_eigval", "use_beta_sigmoid", "True"),
     ("chunk 32", FULL, {"chunk_size": 32}, ValueError, "chunk_size", "64 or 128", "32"),

@@ -362,6 +362,22 @@ def test_an_unknown_instruction_set_is_one_line(tmp_path, plain_file, command):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("variable", "returncode"), [("KDA_CPU_ISA", 2), ("KDA_CUDA_LIBRARY", 0), ("KDA_NUM_THREADS", 0)]
+)
+def test_an_environment_that_is_no_text(variable, returncode):
+    done = subprocess.run(
+        [sys.executable, "-m", "kda", "info"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "300", variable: os.fsdecode(b"/no\xff")},
+    )
+    assert done.returncode == returncode
+    assert done.stderr.count("\n") == (returncode != 0)
+    if variable != "KDA_NUM_THREADS":
+        assert "no\\xff" in done.stdout + done.stderr
+
+
 # What prints something, each in its own way.
 PRINTING = {
     "no arguments": (),

@@ -123,15 +123,17 @@ def test_strides_between_elements():
         kda.chunk_kda_fwd(**call)
 
 
-def test_object_whose_dlpack_fails():
+@pytest.mark.parametrize("reason", ["not today", "\udcff"])
+def test_object_whose_dlpack_fails(reason):
     class Broken:
         def __dlpack__(self, **_):
-            raise RuntimeError("not today")
+            raise RuntimeError(reason)
 
         def __dlpack_device__(self):
             return (1, 0)
 
-    with pytest.raises(TypeError, match="q: expected an array of float16 or bfloat16, got .*Broken .*not today"):
+    shown = re.escape(reason.encode(errors="backslashreplace").decode())
+    with pytest.raises(TypeError, match=f"q: expected an array of float16 or bfloat16, got .*Broken .*{shown}"):
         kda.chunk_kda_fwd(**arguments(q=Broken()))
 
 

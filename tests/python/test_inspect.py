@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -286,6 +288,17 @@ def test_picture(tmp_path, case):
     assert result.exit_code == 0, result.output
     assert file.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "report.png"]
+
+
+@pytest.mark.parametrize("name", [r"a$\frac$.st", "a$b$", os.fsdecode(b"a\xff"), "a\nb", "\u4e00"])
+def test_picture_of_a_file_of_any_name(tmp_path, name):
+    pytest.importorskip("matplotlib")
+    source, file = save_call(tmp_path / name, arguments(PLAIN)), tmp_path / f"{name}.png"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        result = kda_command("inspect", source, "--plot", file)
+    assert result.exit_code == 0, result.output
+    assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_matplotlib(tmp_path):

@@ -40,7 +40,7 @@ def show(source: Path, overrides: files.Attributes, json_file: Path | None, plot
         if json_target is not None:
             json_target.write_text(json.dumps(_as_json(report), indent=1, allow_nan=False) + "\n")
         if plot_target is not None:
-            draw(plot_target, report, source.name)
+            draw(plot_target, report, one_line(source.name))
     _print(report)
 
 

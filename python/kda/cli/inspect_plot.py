@@ -21,7 +21,8 @@ def draw(path: Path, report: Report, title: str) -> None:
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     figure.suptitle(
         f"{title}: {len(report.keys)} q/k heads, {heads} value heads, {int(report.chunks.rows.sum())} tokens, "
-        f"chunks of {report.chunk_size}"
+        f"chunks of {report.chunk_size}",
+        parse_math=False,
     )
     (decays, half_lives, spans), (alike, condition, doubling) = figure.subplots(2, 3)
     _draw_decays(figure, decays, report)
