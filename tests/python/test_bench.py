@@ -128,6 +128,7 @@ def test_picture(tmp_path):
     [
         (("--tokens", "0"), "--tokens"),
         (("--heads", "4,x"), "--heads"),
+        (("--heads", "129"), "q: expected H in 1..128, got H = 129"),
         (("--filter", "no such case"), "no such case"),
         (("--filter", "packed_all_empty_BSND_zero"), "packed_all_empty_BSND_zero"),
         (("--shapes", "--filter", "fp16"), "--shapes"),

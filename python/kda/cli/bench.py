@@ -290,9 +290,10 @@ def operator(
     target: Target = CPU,
     state_products: str = "float32",
 ) -> Work:
-    """Return a planned call that computes the named outputs, their memory being there already."""
-    placed = target.place(arguments)
-    call = prepare(placed, state_products=state_products)
+    """Return a planned call that computes the named outputs, their memory being there already. Raises UserError."""
+    with refusals():
+        placed = target.place(arguments)
+        call = prepare(placed, state_products=state_products)
     specs = dict(zip(OUTPUTS, call.outputs(), strict=True))
     kind = _arrays.kind_of(OP, "q", placed.q)
     arrays = {name: kind.empty(*specs[name], like=placed.q) for name in names}
