@@ -1,10 +1,10 @@
 #ifndef KDA_ACL_ACL_RT_H_
 #define KDA_ACL_ACL_RT_H_
 
-/* Devices, memory and streams. Device 0 is the CPU, whose memory is the host's; devices 1, 2, ... are the NVIDIA GPUs 0,
-   1, ... that the library's CUDA backend can use. Each thread has a current device, at first 0. Tensors, memory, streams
-   and copies without a stream are of the device that was current when they were made. Every function may be called from
-   any thread. */
+/* Devices, memory and streams. Device 0 is the CPU, whose memory is the host's; devices 1, 2, ... are the NVIDIA GPUs
+   0, 1, ... that the library's CUDA backend can use. Each thread has a current device, at first 0. Tensors, memory,
+   streams and copies without a stream are of the device that was current when they were made. Every function may be
+   called from any thread. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -55,8 +55,9 @@ KDA_API aclError aclrtCreateContext(aclrtContext* context, int32_t deviceId);
 KDA_API aclError aclrtDestroyContext(aclrtContext context);
 KDA_API aclError aclrtSetCurrentContext(aclrtContext context);
 
-/* On the CPU work on a stream has finished when the call that started it returns; on a GPU when the stream or the device
-   has been synchronized. A null stream is the current device's default one: on a GPU CUDA's legacy default stream. */
+/* On the CPU work on a stream has finished when the call that started it returns; on a GPU when the stream or the
+   device has been synchronized. A null stream is the current device's default one: on a GPU CUDA's legacy default
+   stream. */
 KDA_API aclError aclrtCreateStream(aclrtStream* stream);
 KDA_API aclError aclrtDestroyStream(aclrtStream stream);
 KDA_API aclError aclrtSynchronizeStream(aclrtStream stream);

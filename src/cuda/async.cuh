@@ -96,8 +96,8 @@ __device__ __forceinline__ void bulk_store_wait_read() {
 // Until this thread's bulk stores are complete.
 __device__ __forceinline__ void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Of the registers that a block of threads was launched with, a group of four warps keeps kCount a thread, or takes that
-// many once others have given theirs up.
+// Of the registers that a block of threads was launched with, a group of four warps keeps kCount a thread, or takes
+// that many once others have given theirs up.
 template <int kCount>
 __device__ __forceinline__ void keep_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));

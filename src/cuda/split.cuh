@@ -1,7 +1,7 @@
 #pragma once
 
-// fp32 numbers as sums of two bf16 numbers, high + low: 16 bits of fraction, the exponents of fp32. A product of two such
-// matrices takes three of bf16; what is left out is about 2^-18 of each term.
+// fp32 numbers as sums of two bf16 numbers, high + low: 16 bits of fraction, the exponents of fp32. A product of two
+// such matrices takes three of bf16; what is left out is about 2^-18 of each term.
 
 #include <cstdint>
 

@@ -13,10 +13,10 @@ namespace kda::cpu {
 // Items of a group.
 inline constexpr int kMaxGroup = 8;
 
-// A work item is one sequence of one value head. Most items run whole on one thread ("alone"), in groups that take turns
-// chunk by chunk: neighbouring heads of token-major tensors share pages, whose translations are few. Items that would
-// keep one thread busy while others idle are "shared": window by window, threads prepare chunks and carry panels of the
-// state on together.
+// A work item is one sequence of one value head. Most items run whole on one thread ("alone"), in groups that take
+// turns chunk by chunk: neighbouring heads of token-major tensors share pages, whose translations are few. Items that
+// would keep one thread busy while others idle are "shared": window by window, threads prepare chunks and carry panels
+// of the state on together.
 class Schedule {
  public:
   Schedule(const ChunkKdaFwdProblem& problem, int threads);

@@ -608,7 +608,7 @@ class HopperAdvancer {
     for (int i = 0; i < 32; ++i) h[i] *= decay[i / 4 * 2 + i % 2];
   }
 
-  // What is not finite becomes the largest number, so that the zeros of a triangular matrix keep it from earlier tokens.
+  // What is not finite becomes the largest number: then the zeros of a triangular matrix keep it from earlier tokens.
   static __device__ __forceinline__ void clamp(const std::uint32_t (&from)[4], std::uint32_t (&to)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -1,12 +1,12 @@
 #pragma once
 
-// The kernel that makes gk, Aqk, Akk, w, u, qg and kg for K = V = 128, on the tensor cores: products of numbers split in
-// two bf16 each. A block of threads owns a chunk of one value head, a warp 16 of its tokens: lanes 0 to 15 the first
+// The kernel that makes gk, Aqk, Akk, w, u, qg and kg for K = V = 128, on the tensor cores: products of numbers split
+// in two bf16 each. A block of threads owns a chunk of one value head, a warp 16 of its tokens: lanes 0 to 15 the first
 // eight rows, the others the rest, each lane four adjacent channels of a panel of 64.
 //
 // Within a block of 16 tokens, with P_i the decay from its first row through row i, E_ij = P_i / P_j, as long as 1 / P
-// is a number to multiply with; rows from the first one on where it is not are computed pair by pair. Between blocks E_ij
-// is P_i times the decay of the blocks between times the decay of the rows behind j in its block, all at most 1.
+// is a number to multiply with; rows from the first one on where it is not are computed pair by pair. Between blocks
+// E_ij is P_i times the decay of the blocks between times the decay of the rows behind j in its block, all at most 1.
 
 #include "chunk_kda_fwd/cuda/prepare.cuh"
 #include "cuda/async.cuh"
@@ -1182,8 +1182,8 @@ class TensorExtras {
     return is_finite;
   }
 
-  // A product with a triangular matrix would let what is not finite reach earlier tokens, 0 times NaN being NaN. So such
-  // numbers are left out of it, and poison() marks what follows them.
+  // A product with a triangular matrix would let what is not finite reach earlier tokens, 0 times NaN being NaN. So
+  // such numbers are left out of it, and poison() marks what follows them.
   __device__ __forceinline__ void leave_out(float (&x)[4], int j, int column) const {
     const float4 finite =
         leave_out_apart({x[0], x[1], x[2], x[3]}, at(Memory::kLimits + 4 * column), kBlock * j + lane_ % 4 * 2);

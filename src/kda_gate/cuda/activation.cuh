@@ -1,8 +1,8 @@
 #pragma once
 
 // The two gates: within a few ulp of the formulas in exact arithmetic (kPrecise), or with errors of up to 2^-17, which
-// rounding to bf16 all but hides, in half the instructions. Exponentials come from the special function unit, logarithms
-// from a polynomial. What that cannot do, far from 0, is left to double precision: exact().
+// rounding to bf16 all but hides, in half the instructions. Exponentials come from the special function unit,
+// logarithms from a polynomial. What that cannot do, far from 0, is left to double precision: exact().
 
 #include <cfloat>
 #include <cmath>
