@@ -23,6 +23,12 @@ install_packages() {
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# The requirements that pyproject.toml has under the keys given, for pip.
+requirements() {
+  .venv/bin/python -c 'import functools, sys, tomllib
+print(*functools.reduce(dict.get, sys.argv[1:], tomllib.load(open("pyproject.toml", "rb"))))' "$@"
+}
+
 # The virtual environment, with what builds the package: what pyproject.toml says. pip asks no index for what is there.
 make_venv() {
   if [ ! -x .venv/bin/pip ]; then
@@ -30,7 +36,7 @@ make_venv() {
     python3 -m venv .venv
   fi
   local requires
-  requires=$(.venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+  requires=$(requirements build-system requires)
   .venv/bin/pip install -q --disable-pip-version-check $requires cmake ninja
 }
 
