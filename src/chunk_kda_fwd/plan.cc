@@ -6,6 +6,7 @@
 #include "chunk_kda_fwd/problem.h"
 #include "core/planning.h"
 #include "core/workspace.h"
+#include "cpu/float_environment.h"
 #include "kda/device.h"
 
 namespace kda {
@@ -54,8 +55,10 @@ struct ChunkKdaFwdPlan::Impl {
 
 ChunkKdaFwdPlan::ChunkKdaFwdPlan(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdOutputs& outputs,
                                  const ChunkKdaFwdAttributes& attributes, const PlanOptions& options)
-    : impl_(guard_memory(kChunkKdaFwdName, "plan",
-                         [&] { return std::make_unique<Impl>(inputs, outputs, attributes, options); })) {}
+    : impl_(guard_memory(kChunkKdaFwdName, "plan", [&] {
+        const cpu::DefaultFloatEnvironment environment;
+        return std::make_unique<Impl>(inputs, outputs, attributes, options);
+      })) {}
 
 ChunkKdaFwdPlan::~ChunkKdaFwdPlan() = default;
 ChunkKdaFwdPlan::ChunkKdaFwdPlan(ChunkKdaFwdPlan&&) noexcept = default;
@@ -73,6 +76,7 @@ void ChunkKdaFwdPlan::execute(const ChunkKdaFwdInputs& given_inputs, const Chunk
   if (!plan.kernel) return;
   std::byte* const memory = aligned_workspace(kChunkKdaFwdName, workspace, plan.workspace_bytes);
   check_workspace(inputs, outputs, workspace.data, plan.workspace_bytes);
+  const cpu::DefaultFloatEnvironment environment;
   plan.kernel->run(pointers_of(inputs, outputs), memory, stream);
 }
 

@@ -1,6 +1,7 @@
 #include <array>
 
 #include "core/planning.h"
+#include "cpu/float_environment.h"
 #include "kda_gate/backend.h"
 #include "kda_gate/problem.h"
 
@@ -36,8 +37,10 @@ struct KdaGatePlan::Impl {
 
 KdaGatePlan::KdaGatePlan(const KdaGateInputs& inputs, const TensorView& out, const KdaGateAttributes& attributes,
                          const PlanOptions& options)
-    : impl_(guard_memory(kKdaGateName, "plan",
-                         [&] { return std::make_unique<Impl>(inputs, out, attributes, options); })) {}
+    : impl_(guard_memory(kKdaGateName, "plan", [&] {
+        const cpu::DefaultFloatEnvironment environment;
+        return std::make_unique<Impl>(inputs, out, attributes, options);
+      })) {}
 
 KdaGatePlan::~KdaGatePlan() = default;
 KdaGatePlan::KdaGatePlan(KdaGatePlan&&) noexcept = default;
@@ -53,6 +56,7 @@ void KdaGatePlan::execute(const KdaGateInputs& inputs, const TensorView& out, Wo
   require_planned({kKdaGateName, "dt_bias"}, plan.inputs.dt_bias, inputs.dt_bias);
   require_planned({kKdaGateName, "out"}, plan.out, out);
   check_pointers(inputs, out);
+  const cpu::DefaultFloatEnvironment environment;
   if (plan.kernel) plan.kernel->run(pointers_of(inputs, out), stream);
 }
 

@@ -1,6 +1,7 @@
 #include <array>
 
 #include "core/planning.h"
+#include "cpu/float_environment.h"
 #include "kda_gate_cumsum/backend.h"
 #include "kda_gate_cumsum/problem.h"
 
@@ -36,8 +37,10 @@ struct KdaGateCumsumPlan::Impl {
 
 KdaGateCumsumPlan::KdaGateCumsumPlan(const KdaGateCumsumInputs& inputs, const TensorView& gk,
                                      const KdaGateCumsumAttributes& attributes, const PlanOptions& options)
-    : impl_(guard_memory(kKdaGateCumsumName, "plan",
-                         [&] { return std::make_unique<Impl>(inputs, gk, attributes, options); })) {}
+    : impl_(guard_memory(kKdaGateCumsumName, "plan", [&] {
+        const cpu::DefaultFloatEnvironment environment;
+        return std::make_unique<Impl>(inputs, gk, attributes, options);
+      })) {}
 
 KdaGateCumsumPlan::~KdaGateCumsumPlan() = default;
 KdaGateCumsumPlan::KdaGateCumsumPlan(KdaGateCumsumPlan&&) noexcept = default;
@@ -54,6 +57,7 @@ void KdaGateCumsumPlan::execute(const KdaGateCumsumInputs& given_inputs, const T
   require_planned({kKdaGateCumsumName, "dt_bias"}, plan.inputs.dt_bias, inputs.dt_bias);
   require_planned({kKdaGateCumsumName, "gk"}, plan.gk, gk);
   check_pointers(inputs, gk);
+  const cpu::DefaultFloatEnvironment environment;
   if (plan.kernel) plan.kernel->run(pointers_of(inputs, gk), stream);
 }
 

@@ -11,6 +11,7 @@
 #include "chunk_kda_fwd/problem.h"
 #include "core/checked.h"
 #include "core/planning.h"
+#include "cpu/float_environment.h"
 #include "kda/reference.h"
 #include "reference/numbers.h"
 #include "reference/parallel.h"
@@ -310,6 +311,7 @@ ChunkKdaFwdResult allocate(const ChunkKdaFwdDims& d, bool intermediates) {
 
 ChunkKdaFwdResult compute(const ChunkKdaFwdInputs& inputs, const ChunkKdaFwdAttributes& attributes,
                           bool intermediates) {
+  const cpu::DefaultFloatEnvironment environment;
   const ChunkKdaFwdProblem problem = make_problem(inputs, nullptr, attributes);
   if (problem.device.type != DeviceType::kCpu) {
     throw Error(ErrorKind::kUnavailable, "chunk_kda_fwd: the float64 reference reads CPU memory only");

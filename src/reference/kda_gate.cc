@@ -6,6 +6,7 @@
 
 #include "core/checks.h"
 #include "core/planning.h"
+#include "cpu/float_environment.h"
 #include "kda/reference.h"
 #include "kda_gate/problem.h"
 #include "kda_gate_cumsum/problem.h"
@@ -41,6 +42,7 @@ double gate(const KdaGateCumsumProblem& p, double rate, double x) {
 }
 
 std::vector<double> compute(const KdaGateInputs& inputs, const KdaGateAttributes& attributes) {
+  const cpu::DefaultFloatEnvironment environment;
   const KdaGateProblem p = make_problem(inputs, nullptr, attributes);
   require_cpu(kKdaGateName, p.device);
   check_pointers(inputs, {});
@@ -61,6 +63,7 @@ std::vector<double> compute(const KdaGateInputs& inputs, const KdaGateAttributes
 }
 
 std::vector<double> compute(const KdaGateCumsumInputs& given_inputs, const KdaGateCumsumAttributes& attributes) {
+  const cpu::DefaultFloatEnvironment environment;
   const KdaGateCumsumProblem p = make_problem(given_inputs, nullptr, attributes);
   require_cpu(kKdaGateCumsumName, p.device);
   const KdaGateCumsumInputs inputs = inputs_read(given_inputs, p.gate_mode);

@@ -100,6 +100,26 @@ def test_torch_tensors_without_plain_memory(torch):
         kda.chunk_kda_fwd(**(call | {"q": call["q"].to(torch.float8_e5m2)}))
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_torch_that_flushes_subnormal_numbers_changes_no_bit(torch, num_threads):
+    """A setting of the calling thread, which the threads of a pool would or would not share."""
+    call = arguments(FULL) | KEEP_ALL
+    call["v"] = (call["v"].astype(np.float32) * 1e-38).astype(BFLOAT16)
+    call["initial_state"] = call["initial_state"] * np.float32(1e-39)
+    g = arguments(PLAIN)["g"] - 100
+    try:
+        kda.set_num_threads(num_threads)
+        expected, gate = kda.chunk_kda_fwd(**call), kda.fused_kda_gate(g[0], np.zeros(1, np.float32))
+        assert 0 < np.abs(gate).max() < 1e-38
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this CPU does not flush")
+        assert_same_bits(kda.chunk_kda_fwd(**call), expected)
+        assert kda.fused_kda_gate(g[0], np.zeros(1, np.float32)).tobytes() == gate.tobytes()
+    finally:
+        torch.set_flush_denormal(False)
+        kda.set_num_threads(None)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", ["strided", "jagged"])
 def test_nested_torch_tensors_are_refused(torch, layout):
