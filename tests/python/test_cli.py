@@ -167,6 +167,9 @@ def test_run_refuses_outputs(tmp_path, plain_file):
     assert_refused(kda_command("run", plain_file, "-o", tmp_path / "no" / "out"), "cannot be written: No such file")
     assert_refused(kda_command("run", plain_file, "-o", plain_file / "out"), "Not a directory")
     assert_refused(kda_command("run", plain_file, "-o", tmp_path / ("x" * 300)), "File name too long")
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    assert_refused(kda_command("run", plain_file, "-o", circle), "circle cannot be written", "in a circle")
     assert Path("/dev/null").is_char_device()
 
 
@@ -376,6 +379,28 @@ def test_an_environment_that_is_no_text(variable, returncode):
     assert done.stderr.count("\n") == (returncode != 0)
     if variable != "KDA_NUM_THREADS":
         assert "no\\xff" in done.stdout + done.stderr
+
+
+def test_outputs_in_a_folder_that_is_gone(tmp_path, plain_file, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for command in (("run", plain_file, "-o", "out"), ("inspect", plain_file, "--json", "out")):
+        assert_refused(kda_command(*command), "output out cannot be written: No such file or directory")
+
+
+@pytest.mark.parametrize("columns", ["0", "10", "-1", "wide"])
+def test_terminals_of_any_width(columns):
+    for command in (("info",), ("--help",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "kda", *command],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"COLUMNS": columns},
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(done.stdout) > 100
 
 
 # What prints something, each in its own way.

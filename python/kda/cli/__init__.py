@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 _PACKAGES = ("ml_dtypes", "rich", "safetensors", "typer")
@@ -18,5 +19,7 @@ def main() -> None:
             raise
         print(f"kda: the command line needs {package}: pip install 'kda[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
+    if os.environ.get("COLUMNS") == "0":  # a width that is not known, in which nothing would be shown
+        del os.environ["COLUMNS"]
     with output_errors():
         app(prog_name="kda")

@@ -132,13 +132,24 @@ def check_output(output: Path, source: Path | None) -> None:
         raise UserError(f"output {output}: {error.strerror}") from None
 
 
+def _resolved(output: Path) -> Path:
+    """Return where an output is to be, links followed. Raises UserError."""
+    try:
+        target = Path(os.path.realpath(output))
+    except OSError as error:  # the current folder is gone
+        raise UserError(f"output {output} cannot be written: {error.strerror}") from None
+    if target.is_symlink():
+        raise UserError(f"output {output} cannot be written: its symbolic links lead in a circle")
+    return target
+
+
 @contextmanager
 def new_file(output: Path) -> Iterator[Path]:
     """Give a file beside `output` to write to, and put it in `output`'s place when the block succeeds.
 
     It is made at once, so that a folder that takes no files is known before anything is computed. Raises UserError.
     """
-    target = output.resolve()
+    target = _resolved(output)
     temporary = target.with_name(f".kda-{os.getpid()}-{next(_TEMPORARIES)}.tmp")
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -165,7 +176,7 @@ def new_files(source: Path | None, *outputs: Path | None) -> Iterator[list[Path 
     named = [output for output in outputs if output is not None]
     for output in named:
         check_output(output, source)
-    if len({output.resolve() for output in named}) < len(named):
+    if len({_resolved(output) for output in named}) < len(named):
         raise UserError(f"output {named[-1]} is named twice")
     with ExitStack() as stack:
         yield [None if output is None else stack.enter_context(new_file(output)) for output in outputs]
