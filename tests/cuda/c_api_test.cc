@@ -47,6 +47,21 @@ class CudaCApi : public ::testing::Test {
     }
   }
 
+  // Both phases of a call, for what `output` holds, the memory of `host`: it is cleared, and made anew on the GPU.
+  template <typename Plan, typename Function, typename Output>
+  void expect_same_again(const Plan& plan_for, Function* function, const TensorView& host, Output& output) const {
+    const Output expected = output;
+    std::memset(output.data(), 0xff, output.size() * sizeof(output[0]));
+    const TensorView device = to_device(host);
+    const CTensor c_output = make_c_tensor(device);
+    std::uint64_t workspace_size = 0;
+    aclOpExecutor* executor = nullptr;
+    ASSERT_EQ(plan_for(c_output.get(), &workspace_size, &executor), ACL_SUCCESS) << take_error();
+    execute(function, workspace_size, executor);
+    to_host(device, host);
+    EXPECT_TRUE(output == expected);
+  }
+
   aclrtStream stream_ = nullptr;
 };
 
@@ -87,22 +102,13 @@ TEST_F(CudaCApi, GatesGiveTheBitsOfTheCppDoor) {
   c.lower_bound = -5.0;
   GateCall call(c);
   execute_gate(call.inputs, call.out, call.attributes, {});
-  const std::vector<std::byte> expected = call.output;
   const CTensor g = make_c_tensor(to_device(call.inputs.g));
   const CTensor A_log = make_c_tensor(to_device(call.inputs.A_log));
   const CTensor dt_bias = make_c_tensor(to_device(call.inputs.dt_bias));
-  std::fill(call.output.begin(), call.output.end(), std::byte{0xff});
-  const TensorView out = to_device(call.out);
-  const CTensor c_out = make_c_tensor(out);
-  std::uint64_t workspace_size = 0;
-  aclOpExecutor* executor = nullptr;
-  ASSERT_EQ(aclnnKdaGateGetWorkspaceSize(g.get(), A_log.get(), dt_bias.get(), true, -5.0, c_out.get(), &workspace_size,
-                                         &executor),
-            ACL_SUCCESS)
-      << take_error();
-  execute(aclnnKdaGate, workspace_size, executor);
-  to_host(out, call.out);
-  EXPECT_TRUE(call.output == expected);
+  const auto plan_for = [&](const aclTensor* out, std::uint64_t* size, aclOpExecutor** executor) {
+    return aclnnKdaGateGetWorkspaceSize(g.get(), A_log.get(), dt_bias.get(), true, -5.0, out, size, executor);
+  };
+  expect_same_again(plan_for, aclnnKdaGate, call.out, call.output);
 }
 
 TEST_F(CudaCApi, GateSumsGiveTheBitsOfTheCppDoor) {
@@ -112,22 +118,14 @@ TEST_F(CudaCApi, GateSumsGiveTheBitsOfTheCppDoor) {
   c.cu_seqlens = std::vector<std::int64_t>{0, 33, 33, 100};
   GateCumsumCall call(c);
   execute_gate_cumsum(call.inputs, call.gk, call.attributes, {});
-  const std::vector<float> expected = call.output;
   const CTensor g = make_c_tensor(to_device(call.inputs.g));
   const CTensor A_log = make_c_tensor(to_device(call.inputs.A_log));
-  std::fill(call.output.begin(), call.output.end(), -1.0f);
-  const TensorView gk = to_device(call.gk);
-  const CTensor c_gk = make_c_tensor(gk);
   const CIntArray cu_seqlens = make_c_int_array(*c.cu_seqlens);
-  std::uint64_t workspace_size = 0;
-  aclOpExecutor* executor = nullptr;
-  ASSERT_EQ(aclnnKdaGateCumsumGetWorkspaceSize(g.get(), A_log.get(), nullptr, cu_seqlens.get(), c.chunk_size, true,
-                                               false, -5.0, c_gk.get(), &workspace_size, &executor),
-            ACL_SUCCESS)
-      << take_error();
-  execute(aclnnKdaGateCumsum, workspace_size, executor);
-  to_host(gk, call.gk);
-  EXPECT_TRUE(call.output == expected);
+  const auto plan_for = [&](const aclTensor* gk, std::uint64_t* size, aclOpExecutor** executor) {
+    return aclnnKdaGateCumsumGetWorkspaceSize(g.get(), A_log.get(), nullptr, cu_seqlens.get(), c.chunk_size, true,
+                                              false, -5.0, gk, size, executor);
+  };
+  expect_same_again(plan_for, aclnnKdaGateCumsum, call.gk, call.output);
 }
 
 TEST_F(CudaCApi, AStreamOfCudaTakesTheLaunches) {
