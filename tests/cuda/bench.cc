@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,12 @@ namespace {
 
 using namespace kda;
 
+// Softplus gates: mild, but for one channel in `every` (none if 0), which decays by about `strength` a step.
+struct Softplus {
+  int every;
+  float strength;
+};
+
 struct BenchCase {
   const char* name;
   std::int64_t B, T, H;
@@ -28,6 +35,7 @@ struct BenchCase {
   double flashkda_ms;  // public kernels on the same card, measured beforehand
   double fla_ms;
   std::int64_t K = 128, V = 128, C = 64;
+  std::optional<Softplus> softplus{};  // bounded gates if absent
 };
 
 void check(cudaError_t status, const char* what) {
@@ -105,6 +113,16 @@ double median(std::vector<float> times) {
   return times[times.size() / 2];
 }
 
+// g is -1 in the mean, and softplus(x) is x where x is large.
+void strengthen(const TensorView& dt_bias, const Softplus& softplus) {
+  std::vector<float> bias(static_cast<std::size_t>(dt_bias.numel()));
+  const std::size_t bytes = bias.size() * sizeof(float);
+  check(cudaMemcpy(bias.data(), dt_bias.data, bytes, cudaMemcpyDeviceToHost), "dt_bias");
+  for (std::size_t i = 0; i < bias.size(); i += static_cast<std::size_t>(softplus.every))
+    bias[i] = softplus.strength + 1;
+  check(cudaMemcpy(dt_bias.data, bias.data(), bytes, cudaMemcpyHostToDevice), "dt_bias");
+}
+
 using OutputList = std::vector<TensorView ChunkKdaFwdOutputs::*>;
 
 const OutputList kStates = {&ChunkKdaFwdOutputs::v_new, &ChunkKdaFwdOutputs::h};
@@ -132,9 +150,11 @@ double time_plan(const BenchCase& c, const Random& random, const OutputList& mor
   for (const TensorView* view : {&in.A_log, &in.dt_bias, &in.initial_state}) {
     random.fill(view->data, view->dtype, view->numel(), -0.5, 0.5);
   }
+  if (c.softplus && c.softplus->every > 0) strengthen(in.dt_bias, *c.softplus);
   attributes.scale = 0.08838834764831845;
   attributes.chunk_size = c.C;
-  attributes.use_gate_in_kernel = attributes.safe_gate = true;
+  attributes.use_gate_in_kernel = true;
+  attributes.safe_gate = !c.softplus;
   attributes.fusions.qk_l2norm = true;
   attributes.fusions.beta = BetaActivation::kSigmoid;
   if (!c.cu_seqlens.empty()) attributes.cu_seqlens = c.cu_seqlens;
@@ -293,18 +313,27 @@ int main(int argc, char** argv) {
       {"K128_V256_T4096_H32", 1, 4096, 32, {}, 0, 0, 0, 128, 256, 64},
       {"K128_V64_T8192_H96", 1, 8192, 96, {}, 0, 0, 0, 128, 64, 64},
   };
+  const auto softplus_case = [](const char* name, Softplus softplus) {
+    return BenchCase{name, 1, 8192, 96, {}, 0.237, 0, 0, 128, 128, 64, softplus};
+  };
+  const std::vector<BenchCase> softplus_cases = {
+      softplus_case("softplus_mild", {0, 0}),
+      softplus_case("softplus_half_12", {2, 12}),
+      softplus_case("softplus_half_1000", {2, 1000}),
+      softplus_case("softplus_5%_12", {20, 12}),
+  };
   std::FILE* json = argc > 1 ? std::fopen(argv[1], "w") : nullptr;
   std::string device;
   for (const BackendInfo& backend : backends()) {
     if (backend.name == "cuda") device = backend.detail;
   }
   const double rate = copy_rate();
-  std::printf("%s, copy %.0f GB/s\n%-22s %9s %9s %9s %9s\n", device.c_str(), rate, "case", "ms", "FlashKDA", "FLA",
+  std::printf("%s, copy %.0f GB/s\n%-32s %9s %9s %9s %9s\n", device.c_str(), rate, "case", "ms", "FlashKDA", "FLA",
               "floor");
   const Random random;
   const std::string wanted = argc > 2 ? argv[2] : "";
   const auto report = [&](const std::string& name, const BenchCase& c, double ms) {
-    std::printf("%-22s %9.4f %9.3f %9.3f %9.3f\n", name.c_str(), ms, c.flashkda_ms, c.fla_ms, c.floor_ms);
+    std::printf("%-32s %9.4f %9.3f %9.3f %9.3f\n", name.c_str(), ms, c.flashkda_ms, c.fla_ms, c.floor_ms);
     std::fflush(stdout);
     if (json == nullptr) return;
     std::fprintf(
@@ -319,6 +348,8 @@ int main(int argc, char** argv) {
   for (const BenchCase& c : cases) time(c.name, c, {});
   time("T8192_H96 v_new, h", cases[0], kStates);
   time("T8192_H96 all outputs", cases[0], kIntermediates);
+  for (const BenchCase& c : softplus_cases) time(c.name, c, {});
+  for (const BenchCase& c : softplus_cases) time(std::string(c.name) + " all outputs", c, kIntermediates);
   bench_gates(random, json, wanted);
   if (json != nullptr) std::fclose(json);
   return 0;
