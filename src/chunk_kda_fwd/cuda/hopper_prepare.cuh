@@ -6,8 +6,9 @@
 //
 // With P_i the decay from the block's first row through row i, E_ij = P_i / P_j: products of q P and k P with k / P
 // give all pairs, as long as 1 / P and k / P are numbers that bf16 can hold. Whether they are is decided row by row,
-// from rows up to that one; from the first row on where they are not, pairs are computed one by one with running
-// products, which are at most 1.
+// from rows up to that one. From the first row on where they are not, E_ij is the product of two decays, from j to a
+// row between j and i and from there to i: the rows behind the middle of the block with those before it, then the same
+// within each half, quarter and eighth. No factor is above 1 and no quotient is needed, so that every gate is exact.
 
 #include "chunk_kda_fwd/cuda/hopper_image.h"
 #include "chunk_kda_fwd/cuda/prepare.cuh"
@@ -18,6 +19,7 @@ namespace kda::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr float kLargestKey = 64;  // for k / P to be a number of bf16
 
 __device__ __forceinline__ float fast_reciprocal_root(float x) {
   float y;
@@ -76,6 +78,16 @@ __device__ __forceinline__ Eight times(const Eight& a, const Eight& b) {
 
 __device__ __forceinline__ Eight times(const Eight& a, float b) { return times(a, Eight::all(b)); }
 
+// Of eight bf16 numbers each.
+__device__ __forceinline__ uint4 times(const uint4& a, const uint4& b) {
+  const auto times2 = [](std::uint32_t x, std::uint32_t y) {
+    std::uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    return r;
+  };
+  return {times2(a.x, b.x), times2(a.y, b.y), times2(a.z, b.z), times2(a.w, b.w)};
+}
+
 // log2(1 + e^x), with relative accuracy down to where e^x vanishes.
 __device__ __forceinline__ float log2_softplus(float x) {
   const float t = fast_exp2(-kLog2E * fabsf(x));
@@ -89,100 +101,252 @@ __device__ __forceinline__ float log2_softplus(float x) {
 // Floats between rows of A in shared memory.
 inline constexpr int kPairPitch = 20;
 
-// Pairs from the first row on that a matrix product cannot serve, and all of k_rest: each key carried down the rows.
-// Apart from the rest, and from memory again, so that what is rare costs the rest no registers. Lane l holds q's factor
-// of row l in l < 16, else k's of row l - 16, and beta of row l.
-template <Dtype kGateDtype>
-class PairByPair {
- public:
-  __device__ PairByPair(const ChunkKdaFwdTask& task, const Item& item, std::int64_t token)
-      : t_(task),
-        item_(item),
-        token_(token),
-        channel_(static_cast<int>(threadIdx.x) % 32 * 4),
-        gate_(gate_of(task, item)),
-        bias_{bias_of(task, item, channel_), bias_of(task, item, channel_ + 1), bias_of(task, item, channel_ + 2),
-              bias_of(task, item, channel_ + 3)} {}
+// A warp's part of shared memory, and what a lane has of it: lanes 0 to 15 the block's first eight rows, the others the
+// rest, each lane eight adjacent channels.
+struct PrepareMemory {
+  static constexpr int kFactor = BlockImage::kBytes;  // [32] fp32: of rows of q, then of k
+  static constexpr int kScratch = 14592;              // k / P, then A
+  static_assert(kFactor + 128 <= kScratch);
+  static constexpr int kBytes = kScratch + 4096;
 
-  __device__ void run(std::uint32_t image, std::uint32_t pairs, float factor, float beta) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int first = first_row();
-    for (int j = 0; j < kBlock; ++j) {
-      float4 key = times(row(t_.at.k, t_.k, j), __shfl_sync(kAllLanes, factor, kBlock + j));
-      for (int i = j; i < kBlock; ++i) {
-        if (i > j) key = times(key, step(i));
-        if (i < first) continue;
-        const float4 q = times(row(t_.at.q, t_.q, i), __shfl_sync(kAllLanes, factor, i));
-        const float4 k = times(row(t_.at.k, t_.k, i), __shfl_sync(kAllLanes, factor, kBlock + i));
-        const float qk = warp_sum(dot4(key, q, 0));
-        const float kk = warp_sum(dot4(key, k, 0)) * __shfl_sync(kAllLanes, beta, i);
-        if (lane != 0) continue;
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(
-                         image + static_cast<std::uint32_t>(BlockImage::kQk + BlockImage::square(i, j))),
-                     "h"(narrow(qk, true))
-                     : "memory");
-        store_shared(pairs + static_cast<std::uint32_t>((i * kPairPitch + j) * 4), __float_as_uint(j < i ? kk : 0.0f));
+  static __device__ __forceinline__ int half(int lane) { return lane / 16; }
+
+  // Where a lane's piece of its row i lies in an image's array of the given panels.
+  static __device__ __forceinline__ std::uint32_t at(std::uint32_t image, int lane, int i, int panel_bytes) {
+    const int piece = lane % 16;
+    return image + static_cast<std::uint32_t>(piece / 8 * panel_bytes + half(lane) * 1024 + i * 128 +
+                                              ((piece % 8 * 16) ^ (i * 16)));
+  }
+
+  // Steps of a lane's eight rows on their way to SplitBlock and back, where k / P and k P will be.
+  static __device__ __forceinline__ std::uint32_t step_at(std::uint32_t image, int lane, int i) {
+    return image +
+           static_cast<std::uint32_t>(
+               (i < 4 ? kScratch + i * 1024 : BlockImage::kKeys + (i - 4) / 2 * BlockImage::kPairPanel + i % 2 * 1024) +
+               lane * 16);
+  }
+  static __device__ __forceinline__ void store_steps(std::uint32_t image, int lane, const Eight (&step)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t to = step_at(image, lane, i);
+      const float* x = step[i].x;
+      store_shared(to, bits_of(x));
+      store_shared(to + 512, bits_of(x + 4));
+    }
+  }
+  static __device__ __forceinline__ void load_steps(std::uint32_t image, int lane, Eight (&step)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t from = step_at(image, lane, i);
+      const float4 low = load_shared<float4>(from);
+      const float4 high = load_shared<float4>(from + 512);
+      step[i] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ uint4 bits_of(const float* x) {
+    return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+  }
+};
+
+// All pairs and k_rest of a block where k / P cannot serve all rows. Finds steps where store_steps() puts them, rows of
+// k where k_rest will be, factors and beta; leaves the steps where they were, and pairs where the inverse will be, q's
+// transposed: [16,16] fp32, A_ij in j < i and qk_ji in j >= i. Out of line: what is rare shall cost the rest no registers.
+class SplitBlock {
+ public:
+  __device__ explicit SplitBlock(std::uint32_t image) : image_(image), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  // The first row whose pairs shall be taken from here.
+  __device__ __forceinline__ unsigned run(bool has_bounded_keys) {
+    PrepareMemory::load_steps(image_, lane_, step_);
+    split_at<8>();
+    split_at<4>();
+    split_at<2>();
+    split_at<1>();
+    pair_each_with_itself();
+    PrepareMemory::store_steps(image_, lane_, step_);
+
+    Eight total = step_[0];  // of this half
+#pragma unroll
+    for (int i = 1; i < 8; ++i) total = times(total, step_[i]);
+    Eight other;  // of the other half
+#pragma unroll
+    for (int c = 0; c < 8; ++c) other.x[c] = __shfl_xor_sync(kAllLanes, total.x[c], 16);
+    const unsigned first = first_unserved(half() == 0 ? Eight::all(1) : other, has_bounded_keys);
+    Eight decay = half() == 0 ? other : Eight::all(1);
+#pragma unroll
+    for (int i = 7; i >= 0; --i) {
+      const Eight k = times(Eight::of(key(i)), factor(kBlock + 8 * half() + i));
+      store_shared(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + BlockImage::kRest,
+                   times(k, decay).pack());
+      decay = times(decay, step_[i]);
+    }
+    return first;
+  }
+
+ private:
+  static constexpr int kScratch = PrepareMemory::kScratch;
+  static constexpr int kRowsPanel = 2048;  // bytes of 64 channels of eight rows of q and of k
+
+  __device__ __forceinline__ int half() const { return PrepareMemory::half(lane_); }
+
+  __device__ __forceinline__ uint4 query(int i) const {
+    return load_shared<uint4>(PrepareMemory::at(image_, lane_, i, BlockImage::kPairPanel) + BlockImage::kQueries);
+  }
+  __device__ __forceinline__ uint4 key(int i) const {
+    return load_shared<uint4>(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + BlockImage::kRest);
+  }
+
+  // The first row that k / P cannot serve, with room for another rounding than when its need was noticed. product: the
+  // decay of the rows before this half's.
+  __device__ __forceinline__ unsigned first_unserved(Eight product, bool has_bounded_keys) const {
+    int first = kBlock;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      product = times(product, step_[i]);
+      bool is_good = true;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) is_good = is_good & (product.x[c] > 0x1.ffp-121f) & (product.x[c] < 0x1p120f);
+      if (!has_bounded_keys) {
+        const Eight k = Eight::of(key(i));
+#pragma unroll
+        for (int c = 0; c < 8; ++c) is_good = is_good & (fabsf(k.x[c]) <= kLargestKey);
       }
-      store_shared(image + static_cast<std::uint32_t>(
-                               BlockImage::kRest + BlockImage::row(j, lane / 2, BlockImage::kRestPanel) + lane % 2 * 8),
-                   pack_bf16(key.x, key.y), pack_bf16(key.z, key.w));
+      if (!is_good) first = min(first, 8 * half() + i);
+    }
+    return __reduce_min_sync(kAllLanes, static_cast<unsigned>(first));
+  }
+
+  // Where this lane's piece of row n of eight lies, given the bytes of a panel.
+  __device__ __forceinline__ std::uint32_t at_eighth(int n, int panel_bytes) const {
+    const int piece = lane_ % 16;
+    return image_ + static_cast<std::uint32_t>(piece / 8 * panel_bytes + n * 128 + ((piece % 8 ^ n) * 16));
+  }
+
+  // Pairs within every 2 kLevel rows, across their middle: q and k of the rows behind it times the decay from there on,
+  // with the keys before it times the decay up to there. Eight rows and eight keys in all.
+  template <int kLevel>
+  __device__ __forceinline__ void split_at() const {
+    const int first = kLevel == 8 ? 0 : 4 * half();  // of this half's rows among the eight
+    const auto n_of = [&](int i) { return first + i / (2 * kLevel) * kLevel + i % kLevel; };
+    __syncwarp();
+    if (kLevel < 8 || half() == 1) {
+      Eight decay;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (kLevel < 8 && (i & kLevel) == 0) continue;
+        decay = i % kLevel == 0 ? step_[i] : times(decay, step_[i]);
+        const uint4 factor = decay.pack();
+        const std::uint32_t to = at_eighth(n_of(i), kRowsPanel) + kScratch;
+        store_shared(to, times(query(i), factor));
+        store_shared(to + 1024, times(key(i), factor));
+      }
+    }
+    if (kLevel < 8 || half() == 0) {
+      Eight decay;
+#pragma unroll
+      for (int i = 7; i >= 0; --i) {
+        if (kLevel < 8 && (i & kLevel) != 0) continue;
+        uint4 x = key(i);
+        if (i % kLevel < kLevel - 1) {
+          decay = i % kLevel == kLevel - 2 ? step_[i + 1] : times(decay, step_[i + 1]);
+          x = times(x, decay.pack());
+        }
+        store_shared(at_eighth(n_of(i), BlockImage::kPairPanel) + BlockImage::kKeys, x);
+      }
+    }
+    __syncwarp();
+    float pairs[4] = {};  // with q, then with k
+    const int row = lane_ % 8;
+    const std::uint32_t a_at = image_ + static_cast<std::uint32_t>(kScratch + lane_ / 8 % 2 * 1024 + row * 128);
+    const std::uint32_t b_at = image_ + static_cast<std::uint32_t>(BlockImage::kKeys + row * 128);
+    const int a_piece = (lane_ / 16) ^ row;
+    const int b_piece = (lane_ / 8) ^ row;
+#pragma unroll
+    for (int step = 0; step < 8; step += 2) {
+      std::uint32_t a[4];
+      std::uint32_t a_next[4];
+      std::uint32_t b[4];
+      const auto a_step = static_cast<std::uint32_t>(step / 4 * kRowsPanel);
+      ldmatrix4(
+          b_at + static_cast<std::uint32_t>(step / 4 * BlockImage::kPairPanel + ((b_piece ^ (step % 4 * 2)) * 16)), b);
+      ldmatrix4(a_at + a_step + static_cast<std::uint32_t>((a_piece ^ (step % 4 * 2)) * 16), a);
+      ldmatrix4(a_at + a_step + static_cast<std::uint32_t>((a_piece ^ (step % 4 * 2 + 2)) * 16), a_next);
+      mma_bf16(pairs, a, b[0], b[1]);
+      mma_bf16(pairs, a_next, b[2], b[3]);
+    }
+    const int n = lane_ / 4;
+    const int i = n + n / kLevel * kLevel + kLevel;
+    const float q_factor = factor(i);
+    const float k_factor =
+        factor(kBlock + i) * load_shared<float>(image_ + static_cast<std::uint32_t>(BlockImage::kBeta + 4 * i));
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int m = lane_ % 4 * 2 + e;
+      if (m / kLevel != n / kLevel) continue;
+      const int j = m + m / kLevel * kLevel;
+      const float factor_j = factor(kBlock + j);
+      put_aside(j, i, pairs[e] * factor_j * q_factor);
+      put_aside(i, j, pairs[2 + e] * factor_j * k_factor);
+    }
+  }
+
+  // q_i k_i.
+  __device__ __forceinline__ void pair_each_with_itself() const {
+    float pairs[2][4] = {};  // of rows 0 to 7, and the rest; other pairs are not wanted
+    const int row = lane_ % 8;
+    const std::uint32_t a_at =
+        image_ + static_cast<std::uint32_t>(BlockImage::kQueries + (row + lane_ / 8 % 2 * 8) * 128);
+    const std::uint32_t b_at = image_ + static_cast<std::uint32_t>(BlockImage::kRest + (row + lane_ / 16 * 8) * 128);
+    const int a_piece = (lane_ / 16) ^ row;
+    const int b_piece = (lane_ / 8 % 2) ^ row;
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      std::uint32_t a[4];
+      std::uint32_t b[4];
+      ldmatrix4(
+          a_at + static_cast<std::uint32_t>(step / 4 * BlockImage::kPairPanel + ((a_piece ^ (step % 4 * 2)) * 16)), a);
+      ldmatrix4(
+          b_at + static_cast<std::uint32_t>(step / 4 * BlockImage::kRestPanel + ((b_piece ^ (step % 4 * 2)) * 16)), b);
+      mma_bf16(pairs[0], a, b[0], b[1]);
+      mma_bf16(pairs[1], a, b[2], b[3]);
+    }
+    const int i = lane_ / 4;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (lane_ % 4 * 2 + e != i) continue;
+      put_aside(i, i, pairs[0][e] * factor(i) * factor(kBlock + i));
+      put_aside(8 + i, 8 + i, pairs[1][2 + e] * factor(8 + i) * factor(kBlock + 8 + i));
     }
     __syncwarp();
   }
 
- private:
-  // The first row that a matrix product cannot serve, with room for another rounding than when its need was noticed.
-  __device__ int first_row() const {
-    float4 product{1, 1, 1, 1};
-    for (int i = 0; i < kBlock; ++i) {
-      product = times(product, step(i));
-      const float4 k = row(t_.at.k, t_.k, i);
-      const auto in_range = [](float p) { return p > 0x1.ffp-121f && p < 0x1p120f; };
-      const auto is_large = [](float x) { return fabsf(x) > 64; };
-      bool is_good = in_range(product.x) && in_range(product.y) && in_range(product.z) && in_range(product.w);
-      if (!t_.qk_l2norm && (is_large(k.x) || is_large(k.y) || is_large(k.z) || is_large(k.w))) is_good = false;
-      if (__any_sync(kAllLanes, !is_good)) return i;
-    }
-    return kBlock;
+  __device__ __forceinline__ float factor(int row) const {
+    return load_shared<float>(image_ + static_cast<std::uint32_t>(PrepareMemory::kFactor + 4 * row));
   }
 
-  __device__ float4 row(const void* data, const RowStrides& strides, int i) const {
-    if (token_ + i >= item_.tokens) return {0, 0, 0, 0};
-    const std::int64_t at = row_of(strides, item_, item_.key_head, token_ + i) + channel_ * strides.inner;
-    return widen4(load4(data, Dtype::kBFloat16, at, strides.inner, false), Dtype::kBFloat16);
+  __device__ __forceinline__ void put_aside(int i, int j, float x) const {
+    store_shared(image_ + static_cast<std::uint32_t>(BlockImage::kSolve + (i * kBlock + j) * 4), __float_as_uint(x));
   }
 
-  __device__ float4 step(int i) const {
-    if (token_ + i >= item_.tokens) return {1, 1, 1, 1};
-    const std::int64_t at = row_of(t_.g, item_, item_.head, token_ + i) + channel_ * t_.g.inner;
-    const float4 g = widen4(load4(t_.at.g, kGateDtype, at, t_.g.inner, false), kGateDtype);
-    return {step(g.x, bias_.x), step(g.y, bias_.y), step(g.z, bias_.z), step(g.w, bias_.w)};
-  }
-
-  __device__ float step(float g, float bias) const {
-    if (gate_.mode == GateMode::kSoftplus) return fast_exp2(-gate_.factor * log2_softplus(g + bias));
-    if (gate_.mode == GateMode::kActivated) return fast_exp2(kLog2E * g);
-    const float x = gate_.factor * (g + bias);
-    return fast_exp2(gate_.lower_bound * kLog2E * fast_reciprocal(1.0f + fast_exp2(-kLog2E * x)));
-  }
-
-  const ChunkKdaFwdTask& t_;
-  const Item& item_;
-  const std::int64_t token_;
-  const int channel_;
-  const Gate gate_;
-  const float4 bias_;
+  const std::uint32_t image_;
+  const int lane_;
+  Eight step_[8];
 };
+
+inline __device__ __noinline__ unsigned split_block(std::uint32_t image, bool has_bounded_keys) {
+  return SplitBlock(image).run(has_bounded_keys);
+}
 
 // A warp that makes images. kMode: what turns g into gates. kGateDtype: fp32 or bf16. kIsVector: rows of q, k and g are
 // adjacent, and aligned to 16 bytes.
 template <GateMode kMode, Dtype kGateDtype, bool kIsVector>
 class HopperPreparer {
  public:
-  static constexpr int kFactor = BlockImage::kBytes;  // [32] fp32: of rows of q, then of k
-  static constexpr int kScratch = 14592;              // k / P, then A
-  static_assert(kFactor + 128 <= kScratch);
-  static constexpr int kBytes = kScratch + 4096;  // of shared memory, per warp
+  static constexpr int kFactor = PrepareMemory::kFactor;
+  static constexpr int kScratch = PrepareMemory::kScratch;
+  static constexpr int kBytes = PrepareMemory::kBytes;  // of shared memory, per warp
   static constexpr int kWarps = 4;
   static constexpr int kBlocks = 3;  // of threads on a multiprocessor
 
@@ -209,7 +373,7 @@ class HopperPreparer {
       __syncwarp();
       multiply();
       forget();
-      if (!is_good) pair_by_pair(t_, index, image_);
+      if (!is_good) take_split();
       __syncwarp();
       invert();
       async_proxy_fence();
@@ -426,7 +590,7 @@ class HopperPreparer {
 #pragma unroll
         for (int c = 0; c < 8; ++c) most = fmaxf(most, fabsf(k.x[c]));
       }
-      is_good_ = is_good_ && most <= 64;
+      is_good_ = is_good_ && most <= kLargestKey;
       return;
     }
     float squares[16];
@@ -458,28 +622,32 @@ class HopperPreparer {
   __device__ __forceinline__ float q_factor(int i) const { return __shfl_sync(kAllLanes, factor_, i, 16); }
   __device__ __forceinline__ float k_factor(int i) const { return __shfl_sync(kAllLanes, factor_, 8 + i, 16); }
 
-  // Where this lane's piece of its row i lies in an image's array of the given panels.
   __device__ __forceinline__ std::uint32_t at(int i, int panel_bytes) const {
-    const int piece = lane_ % 16;
-    return image_ + static_cast<std::uint32_t>(piece / 8 * panel_bytes + half() * 1024 + i * 128 +
-                                               ((piece % 8 * 16) ^ (i * 16)));
+    return PrepareMemory::at(image_, lane_, i, panel_bytes);
   }
 
-  // Stores everything but pairs: q P, k P, k / P, k_rest, the decay. Returns whether k / P can serve all rows.
-  __device__ __forceinline__ bool settle() const {
-    Eight total = step_[0];  // of this half, then of the block
-#pragma unroll
-    for (int i = 1; i < 8; ++i) total = times(total, step_[i]);
-    Eight product;  // from the block's first row on
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      const float other = __shfl_xor_sync(kAllLanes, total.x[c], 16);
-      product.x[c] = half() == 0 ? 1.0f : other;
-      total.x[c] *= other;
+  // Stores everything but pairs: q P, k P, k / P, k_rest, the decay. Returns whether k / P can serve all rows; if not,
+  // SplitBlock has put aside the pairs of all rows.
+  __device__ __forceinline__ bool settle() {
+    if (lane_ < kBlock) {
+      store_shared(image_ + static_cast<std::uint32_t>(BlockImage::kBeta + 4 * lane_), __float_as_uint(beta_));
     }
+    const std::uint32_t decay_at =
+        image_ + static_cast<std::uint32_t>(BlockImage::kDecay + 2 * half() * BlockImage::kDecayPitch + channel());
+    store_shared(decay_at, __float_as_uint(decay_[0]), __float_as_uint(decay_[1]));
+    store_shared(decay_at + BlockImage::kDecayPitch, __float_as_uint(decay_[2]), __float_as_uint(decay_[3]));
+    Eight total;
+    Eight other;
+    sum_up(total, other);
     bool is_good = is_good_;
 #pragma unroll
     for (int c = 0; c < 8; ++c) is_good = is_good && total.x[c] > 0x1p-120f;
+    is_good = __all_sync(kAllLanes, is_good);
+    if (__builtin_expect(!is_good, 0)) {
+      split();
+      sum_up(total, other);
+    }
+    Eight product = half() == 0 ? Eight::all(1) : other;  // from the block's first row on
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       product = times(product, step_[i]);
@@ -492,18 +660,58 @@ class HopperPreparer {
 #pragma unroll
       for (int c = 0; c < 8; ++c) quotient.x[c] = k.x[c] * fast_reciprocal(product.x[c]);
       store_shared(rest_at + kScratch, quotient.pack());
-      store_shared(rest_at + BlockImage::kRest, times(quotient, total).pack());
+      if (is_good) store_shared(rest_at + BlockImage::kRest, times(quotient, total).pack());
     }
-    if (lane_ < kBlock)
-      store_shared(image_ + static_cast<std::uint32_t>(BlockImage::kBeta + 4 * lane_), __float_as_uint(beta_));
+    return is_good;
+  }
+
+  // Decay of the block, and of the other half of its rows.
+  __device__ __forceinline__ void sum_up(Eight& total, Eight& other) const {
+    total = step_[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) total = times(total, step_[i]);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      other.x[c] = __shfl_xor_sync(kAllLanes, total.x[c], 16);
+      total.x[c] *= other.x[c];
+    }
+  }
+
+  // Hands the block to SplitBlock; then the first row that it shall serve lies where factors were.
+  __device__ __forceinline__ void split() {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) store_shared(at(i, BlockImage::kRestPanel) + BlockImage::kRest, k_[i]);
     // Lane 16 h + l holds the factor of row 8 h + l of q in l < 8, else of row 8 h + l - 8 of k.
     store_shared(image_ + static_cast<std::uint32_t>(kFactor + lane_ / 8 % 2 * 64 + half() * 32 + lane_ % 8 * 4),
                  __float_as_uint(factor_));
-    const std::uint32_t decay_at =
-        image_ + static_cast<std::uint32_t>(BlockImage::kDecay + 2 * half() * BlockImage::kDecayPitch + channel());
-    store_shared(decay_at, __float_as_uint(decay_[0]), __float_as_uint(decay_[1]));
-    store_shared(decay_at + BlockImage::kDecayPitch, __float_as_uint(decay_[2]), __float_as_uint(decay_[3]));
-    return __all_sync(kAllLanes, is_good);
+    PrepareMemory::store_steps(image_, lane_, step_);
+    __syncwarp();
+    const unsigned first = split_block(image_, t_.qk_l2norm);
+    forget();
+    PrepareMemory::load_steps(image_, lane_, step_);
+    __syncwarp();
+    if (lane_ == 0) store_shared(image_ + kFactor, first);
+  }
+
+  // Puts the pairs that SplitBlock put aside where multiply() has put its own. Half a row per lane.
+  __device__ __forceinline__ void take_split() const {
+    __syncwarp();
+    const int i = lane_ / 2;
+    const int j = lane_ % 2 * 8;
+    if (i < static_cast<int>(load_shared<std::uint32_t>(image_ + kFactor))) return;
+    const std::uint32_t from = image_ + BlockImage::kSolve;
+    Eight queries;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float x = load_shared<float>(from + static_cast<std::uint32_t>(((j + e) * kBlock + i) * 4));
+      queries.x[e] = j + e <= i ? x : 0.0f;
+    }
+    store_shared(image_ + static_cast<std::uint32_t>(BlockImage::kQk + BlockImage::square(i, j)), queries.pack());
+#pragma unroll
+    for (int e = 0; e < 8; e += 4) {
+      store_shared(image_ + static_cast<std::uint32_t>(kScratch + (i * kPairPitch + j + e) * 4),
+                   load_shared<uint4>(from + static_cast<std::uint32_t>((i * kBlock + j + e) * 4)));
+    }
   }
 
   // Rows of q and of k share a product: rows 0 to 7 or 8 to 15 of q, then the same rows of k.
@@ -553,16 +761,6 @@ class HopperPreparer {
   __device__ __forceinline__ void store_keys(int i, int j, float beta, float x, float next) const {
     store_shared(image_ + static_cast<std::uint32_t>(kScratch + (i * kPairPitch + j) * 4), __float_as_uint(beta * x),
                  __float_as_uint(beta * next));
-  }
-
-  // Not a member: what it is called with stays in registers.
-  static __device__ __noinline__ void pair_by_pair(const ChunkKdaFwdTask& t, unsigned index, std::uint32_t image) {
-    __syncwarp();
-    const Block block = block_of(t, index);
-    const auto lane = threadIdx.x % 32;
-    const float factor = load_shared<float>(image + kFactor + 4 * lane);
-    const float beta = load_shared<float>(image + BlockImage::kBeta + 4 * (lane % kBlock));
-    PairByPair<kGateDtype>(t, block.item, block.token).run(image, image + kScratch, factor, beta);
   }
 
   // Forward substitution; a lane has a column.
