@@ -118,12 +118,11 @@ struct PrepareMemory {
                                               ((piece % 8 * 16) ^ (i * 16)));
   }
 
-  // Steps of a lane's eight rows on their way to SplitBlock and back, where k / P and k P will be.
+  // Steps of a lane's eight rows on their way to SplitBlock, where k / P and k P will be.
   static __device__ __forceinline__ std::uint32_t step_at(std::uint32_t image, int lane, int i) {
-    return image +
-           static_cast<std::uint32_t>(
-               (i < 4 ? kScratch + i * 1024 : BlockImage::kKeys + (i - 4) / 2 * BlockImage::kPairPanel + i % 2 * 1024) +
-               lane * 16);
+    const int to =
+        i < 4 ? kScratch + i * 1024 : BlockImage::kKeys + (i - 4) / 2 * BlockImage::kPairPanel + i % 2 * 1024;
+    return image + static_cast<std::uint32_t>(to + lane * 16);
   }
   static __device__ __forceinline__ void store_steps(std::uint32_t image, int lane, const Eight (&step)[8]) {
 #pragma unroll
@@ -150,44 +149,45 @@ struct PrepareMemory {
   }
 };
 
-// All pairs and k_rest of a block where k / P cannot serve all rows. Finds steps where store_steps() puts them, rows of
-// k where k_rest will be, factors and beta; leaves the steps where they were, and pairs where the inverse will be, q's
-// transposed: [16,16] fp32, A_ij in j < i and qk_ji in j >= i. Out of line: what is rare shall cost the rest no registers.
+// A block where k / P cannot serve all rows. Finds steps where store_steps() puts them, rows of k where k_rest will be,
+// factors and beta; leaves what HopperPreparer::settle() else does, exact k_rest, and pairs where the inverse will be, q's
+// transposed: [16,16] fp32, A_ij in j < i and qk_ji in j >= i. The first row whose pairs shall be taken from there lies
+// where factors were. Out of line: what is rare shall cost the rest no registers.
 class SplitBlock {
  public:
   __device__ explicit SplitBlock(std::uint32_t image) : image_(image), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  // The first row whose pairs shall be taken from here.
-  __device__ __forceinline__ unsigned run(bool has_bounded_keys) {
+  __device__ __forceinline__ void run(bool has_bounded_keys) {
     PrepareMemory::load_steps(image_, lane_, step_);
-    split_at<8>();
+    forget();
+    split_in_halves();
+    forget();
     split_at<4>();
+    forget();
     split_at<2>();
+    forget();
     split_at<1>();
+    forget();
     pair_each_with_itself();
-    PrepareMemory::store_steps(image_, lane_, step_);
-
-    Eight total = step_[0];  // of this half
-#pragma unroll
-    for (int i = 1; i < 8; ++i) total = times(total, step_[i]);
-    Eight other;  // of the other half
-#pragma unroll
-    for (int c = 0; c < 8; ++c) other.x[c] = __shfl_xor_sync(kAllLanes, total.x[c], 16);
-    const unsigned first = first_unserved(half() == 0 ? Eight::all(1) : other, has_bounded_keys);
-    Eight decay = half() == 0 ? other : Eight::all(1);
-#pragma unroll
-    for (int i = 7; i >= 0; --i) {
-      const Eight k = times(Eight::of(key(i)), factor(kBlock + 8 * half() + i));
-      store_shared(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + BlockImage::kRest,
-                   times(k, decay).pack());
-      decay = times(decay, step_[i]);
-    }
-    return first;
+    forget();
+    const unsigned first = settle(has_bounded_keys);
+    __syncwarp();
+    if (lane_ == 0) store_shared(image_ + PrepareMemory::kFactor, first);
   }
 
  private:
   static constexpr int kScratch = PrepareMemory::kScratch;
   static constexpr int kRowsPanel = 2048;  // bytes of 64 channels of eight rows of q and of k
+
+  // Products of steps, and addresses, shall not be made or kept for a later use: registers are short.
+  __device__ __forceinline__ void forget() {
+    asm volatile("" : "+r"(lane_), "+r"(image_));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) asm volatile("" : "+f"(step_[i].x[c]));
+    }
+  }
 
   __device__ __forceinline__ int half() const { return PrepareMemory::half(lane_); }
 
@@ -198,22 +198,48 @@ class SplitBlock {
     return load_shared<uint4>(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + BlockImage::kRest);
   }
 
-  // The first row that k / P cannot serve, with room for another rounding than when its need was noticed. product: the
-  // decay of the rows before this half's.
-  __device__ __forceinline__ unsigned first_unserved(Eight product, bool has_bounded_keys) const {
+  // As HopperPreparer::settle(), with the same bits, but for k_rest. Returns the first row that k / P cannot serve, with
+  // room for another rounding than when its need was noticed.
+  __device__ __forceinline__ unsigned settle(bool has_bounded_keys) {
+    Eight total = step_[0];  // of this half
+#pragma unroll
+    for (int i = 1; i < 8; ++i) total = times(total, step_[i]);
+    Eight other;  // of the other half
+#pragma unroll
+    for (int c = 0; c < 8; ++c) other.x[c] = __shfl_xor_sync(kAllLanes, total.x[c], 16);
+    forget();
+    Eight product = half() == 0 ? Eight::all(1) : other;
     int first = kBlock;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       product = times(product, step_[i]);
+      const Eight k = Eight::of(key(i));
       bool is_good = true;
 #pragma unroll
       for (int c = 0; c < 8; ++c) is_good = is_good & (product.x[c] > 0x1.ffp-121f) & (product.x[c] < 0x1p120f);
       if (!has_bounded_keys) {
-        const Eight k = Eight::of(key(i));
 #pragma unroll
         for (int c = 0; c < 8; ++c) is_good = is_good & (fabsf(k.x[c]) <= kLargestKey);
       }
-      if (!is_good) first = min(first, 8 * half() + i);
+      first = min(first, is_good ? kBlock : 8 * half() + i);
+      const std::uint32_t pair_at = PrepareMemory::at(image_, lane_, i, BlockImage::kPairPanel);
+      const Eight scaled = times(k, factor(kBlock + 8 * half() + i));
+      const Eight q = times(Eight::of(query(i)), factor(8 * half() + i));
+      store_shared(pair_at + BlockImage::kQueries, times(q, product).pack());
+      store_shared(pair_at + BlockImage::kKeys, times(scaled, product).pack());
+      Eight quotient;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) quotient.x[c] = scaled.x[c] * fast_reciprocal(product.x[c]);
+      store_shared(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + kScratch, quotient.pack());
+    }
+    forget();
+    Eight decay = half() == 0 ? other : Eight::all(1);
+#pragma unroll
+    for (int i = 7; i >= 0; --i) {
+      const Eight k = times(Eight::of(key(i)), factor(kBlock + 8 * half() + i));
+      store_shared(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + BlockImage::kRest,
+                   times(k, decay).pack());
+      decay = times(decay, step_[i]);
     }
     return __reduce_min_sync(kAllLanes, static_cast<unsigned>(first));
   }
@@ -224,38 +250,62 @@ class SplitBlock {
     return image_ + static_cast<std::uint32_t>(piece / 8 * panel_bytes + n * 128 + ((piece % 8 ^ n) * 16));
   }
 
-  // Pairs within every 2 kLevel rows, across their middle: q and k of the rows behind it times the decay from there on,
-  // with the keys before it times the decay up to there. Eight rows and eight keys in all.
+  // Pairs of the second half's rows with the first half's keys, across the middle of the block: the former times the
+  // decay from there on, the latter times the decay up to there. Away from the middle, that is down the rows in one half
+  // and up in the other.
+  __device__ __forceinline__ void split_in_halves() const {
+    const bool is_row = half() == 1;
+    const int mirror = is_row ? 0 : 7;
+    Eight decay;
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const float step = is_row ? step_[n].x[c] : (n == 0 ? 1.0f : step_[(8 - n) % 8].x[c]);
+        decay.x[c] = n == 0 ? step : decay.x[c] * step;
+      }
+      const uint4 factor = decay.pack();
+      const int i = n ^ mirror;
+      const std::uint32_t rows_at = at_eighth(i, kRowsPanel) + kScratch;
+      const std::uint32_t keys_at = at_eighth(i, BlockImage::kPairPanel) + BlockImage::kKeys;
+      store_shared(is_row ? rows_at + 1024 : keys_at, times(key(i), factor));
+      const uint4 q = times(query(i), factor);
+      if (is_row) store_shared(rows_at, q);
+    }
+    multiply<8>();
+  }
+
+  // The same within each 2 kLevel rows. Eight rows and eight keys in all.
   template <int kLevel>
   __device__ __forceinline__ void split_at() const {
-    const int first = kLevel == 8 ? 0 : 4 * half();  // of this half's rows among the eight
-    const auto n_of = [&](int i) { return first + i / (2 * kLevel) * kLevel + i % kLevel; };
+    const auto n_of = [&](int i) { return 4 * half() + i / (2 * kLevel) * kLevel + i % kLevel; };
+    Eight decay;
     __syncwarp();
-    if (kLevel < 8 || half() == 1) {
-      Eight decay;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (kLevel < 8 && (i & kLevel) == 0) continue;
-        decay = i % kLevel == 0 ? step_[i] : times(decay, step_[i]);
-        const uint4 factor = decay.pack();
-        const std::uint32_t to = at_eighth(n_of(i), kRowsPanel) + kScratch;
-        store_shared(to, times(query(i), factor));
-        store_shared(to + 1024, times(key(i), factor));
-      }
+    for (int i = 0; i < 8; ++i) {
+      if ((i & kLevel) == 0) continue;
+      decay = i % kLevel == 0 ? step_[i] : times(decay, step_[i]);
+      const uint4 factor = decay.pack();
+      const std::uint32_t to = at_eighth(n_of(i), kRowsPanel) + kScratch;
+      store_shared(to, times(query(i), factor));
+      store_shared(to + 1024, times(key(i), factor));
     }
-    if (kLevel < 8 || half() == 0) {
-      Eight decay;
 #pragma unroll
-      for (int i = 7; i >= 0; --i) {
-        if (kLevel < 8 && (i & kLevel) != 0) continue;
-        uint4 x = key(i);
-        if (i % kLevel < kLevel - 1) {
-          decay = i % kLevel == kLevel - 2 ? step_[i + 1] : times(decay, step_[i + 1]);
-          x = times(x, decay.pack());
-        }
-        store_shared(at_eighth(n_of(i), BlockImage::kPairPanel) + BlockImage::kKeys, x);
+    for (int i = 7; i >= 0; --i) {
+      if ((i & kLevel) != 0) continue;
+      uint4 x = key(i);
+      if (i % kLevel < kLevel - 1) {
+        decay = i % kLevel == kLevel - 2 ? step_[i + 1] : times(decay, step_[i + 1]);
+        x = times(x, decay.pack());
       }
+      store_shared(at_eighth(n_of(i), BlockImage::kPairPanel) + BlockImage::kKeys, x);
     }
+    multiply<kLevel>();
+  }
+
+  template <int kLevel>
+  __device__ __forceinline__ void multiply() const {
     __syncwarp();
     float pairs[4] = {};  // with q, then with k
     const int row = lane_ % 8;
@@ -278,17 +328,21 @@ class SplitBlock {
     }
     const int n = lane_ / 4;
     const int i = n + n / kLevel * kLevel + kLevel;
+    const int m = lane_ % 4 * 2;
+    const int j = m + m / kLevel * kLevel;
+    constexpr int kNext = kLevel == 1 ? 2 : 1;  // from this key to the next
     const float q_factor = factor(i);
     const float k_factor =
         factor(kBlock + i) * load_shared<float>(image_ + static_cast<std::uint32_t>(BlockImage::kBeta + 4 * i));
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int m = lane_ % 4 * 2 + e;
-      if (m / kLevel != n / kLevel) continue;
-      const int j = m + m / kLevel * kLevel;
-      const float factor_j = factor(kBlock + j);
-      put_aside(j, i, pairs[e] * factor_j * q_factor);
-      put_aside(i, j, pairs[2 + e] * factor_j * k_factor);
+    const float factor_j = factor(kBlock + j);
+    const float factor_next = factor(kBlock + j + kNext);
+    if (m / kLevel == n / kLevel) {
+      put_aside(j, i, pairs[0] * factor_j * q_factor);
+      put_aside(i, j, pairs[2] * factor_j * k_factor);
+    }
+    if ((m + 1) / kLevel == n / kLevel) {
+      put_aside(j + kNext, i, pairs[1] * factor_next * q_factor);
+      put_aside(i, j + kNext, pairs[3] * factor_next * k_factor);
     }
   }
 
@@ -313,11 +367,10 @@ class SplitBlock {
       mma_bf16(pairs[1], a, b[2], b[3]);
     }
     const int i = lane_ / 4;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (lane_ % 4 * 2 + e != i) continue;
-      put_aside(i, i, pairs[0][e] * factor(i) * factor(kBlock + i));
-      put_aside(8 + i, 8 + i, pairs[1][2 + e] * factor(8 + i) * factor(kBlock + 8 + i));
+    const bool is_even = i % 2 == 0;
+    if (lane_ % 4 == i / 2) {
+      put_aside(i, i, (is_even ? pairs[0][0] : pairs[0][1]) * factor(i) * factor(kBlock + i));
+      put_aside(8 + i, 8 + i, (is_even ? pairs[1][2] : pairs[1][3]) * factor(8 + i) * factor(kBlock + 8 + i));
     }
     __syncwarp();
   }
@@ -330,13 +383,13 @@ class SplitBlock {
     store_shared(image_ + static_cast<std::uint32_t>(BlockImage::kSolve + (i * kBlock + j) * 4), __float_as_uint(x));
   }
 
-  const std::uint32_t image_;
-  const int lane_;
+  std::uint32_t image_;
+  int lane_;
   Eight step_[8];
 };
 
-inline __device__ __noinline__ unsigned split_block(std::uint32_t image, bool has_bounded_keys) {
-  return SplitBlock(image).run(has_bounded_keys);
+inline __device__ __noinline__ void split_block(std::uint32_t image, bool has_bounded_keys) {
+  SplitBlock(image).run(has_bounded_keys);
 }
 
 // A warp that makes images. kMode: what turns g into gates. kGateDtype: fp32 or bf16. kIsVector: rows of q, k and g are
@@ -628,7 +681,7 @@ class HopperPreparer {
 
   // Stores everything but pairs: q P, k P, k / P, k_rest, the decay. Returns whether k / P can serve all rows; if not,
   // SplitBlock has put aside the pairs of all rows.
-  __device__ __forceinline__ bool settle() {
+  __device__ __forceinline__ bool settle() const {
     if (lane_ < kBlock) {
       store_shared(image_ + static_cast<std::uint32_t>(BlockImage::kBeta + 4 * lane_), __float_as_uint(beta_));
     }
@@ -636,18 +689,22 @@ class HopperPreparer {
         image_ + static_cast<std::uint32_t>(BlockImage::kDecay + 2 * half() * BlockImage::kDecayPitch + channel());
     store_shared(decay_at, __float_as_uint(decay_[0]), __float_as_uint(decay_[1]));
     store_shared(decay_at + BlockImage::kDecayPitch, __float_as_uint(decay_[2]), __float_as_uint(decay_[3]));
-    Eight total;
-    Eight other;
-    sum_up(total, other);
+    Eight total = step_[0];  // of this half, then of the block
+#pragma unroll
+    for (int i = 1; i < 8; ++i) total = times(total, step_[i]);
+    Eight product;  // from the block's first row on
     bool is_good = is_good_;
 #pragma unroll
-    for (int c = 0; c < 8; ++c) is_good = is_good && total.x[c] > 0x1p-120f;
-    is_good = __all_sync(kAllLanes, is_good);
-    if (__builtin_expect(!is_good, 0)) {
-      split();
-      sum_up(total, other);
+    for (int c = 0; c < 8; ++c) {
+      const float other = __shfl_xor_sync(kAllLanes, total.x[c], 16);
+      product.x[c] = half() == 0 ? 1.0f : other;
+      total.x[c] *= other;
+      is_good = is_good && total.x[c] > 0x1p-120f;
     }
-    Eight product = half() == 0 ? Eight::all(1) : other;  // from the block's first row on
+    if (__builtin_expect(!__all_sync(kAllLanes, is_good), 0)) {
+      split();
+      return false;
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       product = times(product, step_[i]);
@@ -660,37 +717,20 @@ class HopperPreparer {
 #pragma unroll
       for (int c = 0; c < 8; ++c) quotient.x[c] = k.x[c] * fast_reciprocal(product.x[c]);
       store_shared(rest_at + kScratch, quotient.pack());
-      if (is_good) store_shared(rest_at + BlockImage::kRest, times(quotient, total).pack());
+      store_shared(rest_at + BlockImage::kRest, times(quotient, total).pack());
     }
-    return is_good;
+    return true;
   }
 
-  // Decay of the block, and of the other half of its rows.
-  __device__ __forceinline__ void sum_up(Eight& total, Eight& other) const {
-    total = step_[0];
-#pragma unroll
-    for (int i = 1; i < 8; ++i) total = times(total, step_[i]);
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      other.x[c] = __shfl_xor_sync(kAllLanes, total.x[c], 16);
-      total.x[c] *= other.x[c];
-    }
-  }
-
-  // Hands the block to SplitBlock; then the first row that it shall serve lies where factors were.
-  __device__ __forceinline__ void split() {
+  // Hands the block to SplitBlock.
+  __device__ __forceinline__ void split() const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) store_shared(at(i, BlockImage::kRestPanel) + BlockImage::kRest, k_[i]);
     // Lane 16 h + l holds the factor of row 8 h + l of q in l < 8, else of row 8 h + l - 8 of k.
     store_shared(image_ + static_cast<std::uint32_t>(kFactor + lane_ / 8 % 2 * 64 + half() * 32 + lane_ % 8 * 4),
                  __float_as_uint(factor_));
     PrepareMemory::store_steps(image_, lane_, step_);
-    __syncwarp();
-    const unsigned first = split_block(image_, t_.qk_l2norm);
-    forget();
-    PrepareMemory::load_steps(image_, lane_, step_);
-    __syncwarp();
-    if (lane_ == 0) store_shared(image_ + kFactor, first);
+    split_block(image_, t_.qk_l2norm);
   }
 
   // Puts the pairs that SplitBlock put aside where multiply() has put its own. Half a row per lane.
