@@ -45,9 +45,14 @@ bool launch_tensor(const ChunkKdaFwdTask& task, unsigned units, cudaStream_t str
                               is_vector(at.kg, task.kg)};
   if (task.C == 128) return launch_tensor<kIsBf16, 8, false>(task, vectors, units, stream, failure);
   const auto fits = [](const void* data, bool is_vector) { return data == nullptr || is_vector; };
-  const bool is_plain = reads_vectors(task) && fits(at.gk, vectors.gk) && fits(at.Aqk, vectors.Aqk) &&
-                        fits(at.Akk, vectors.Akk) && fits(at.w, vectors.w) && fits(at.u, vectors.u) &&
-                        fits(at.qg, vectors.qg) && fits(at.kg, vectors.kg);
+  const auto is_dense = [](const void* data, const RowStrides& s, int width) {
+    return data == nullptr || s.token == width;
+  };
+  const bool is_plain = task.K == 128 && is_dense(at.gk, task.gk, 128) && is_dense(at.qg, task.qg, 128) &&
+                        is_dense(at.kg, task.kg, 128) && is_dense(at.Aqk, task.Aqk, 64) &&
+                        is_dense(at.Akk, task.Akk, 64) && reads_vectors(task) && fits(at.gk, vectors.gk) &&
+                        fits(at.Aqk, vectors.Aqk) && fits(at.Akk, vectors.Akk) && fits(at.w, vectors.w) &&
+                        fits(at.u, vectors.u) && fits(at.qg, vectors.qg) && fits(at.kg, vectors.kg);
   return is_plain ? launch_tensor<kIsBf16, 4, true>(task, vectors, units, stream, failure)
                   : launch_tensor<kIsBf16, 4, false>(task, vectors, units, stream, failure);
 }

@@ -1,14 +1,15 @@
 #pragma once
 
-// The kernel that makes gk, Aqk, Akk, w, u, qg and kg for K = V = 128, on the tensor cores: products of numbers split
-// in two bf16 each. A block of threads owns a chunk of one value head, a warp 16 of its tokens: lanes 0 to 15 the first
-// eight rows, the others the rest, each lane four adjacent channels of a panel of 64.
+// The kernel that makes gk, Aqk, Akk, w, u, qg and kg for K up to 128, on the tensor cores: products of numbers split in
+// two bf16 each. A block of threads owns a chunk of one value head, a warp eight of its tokens, a lane four adjacent
+// channels; channels from K on are neutral.
 //
 // Within a block of 16 tokens, with P_i the decay from its first row through row i, E_ij = P_i / P_j, as long as 1 / P
-// is a number to multiply with; rows from the first one on where it is not are computed pair by pair. Between blocks
-// E_ij is P_i times the decay of the blocks between times the decay of the rows behind j in its block, all at most 1.
+// is a number to multiply with; rows from the first one on where it is not are computed pair by pair. Between blocks E_ij
+// is P_i times the decay of the blocks between times the decay of the rows behind j in its block, all at most 1.
 
 #include "chunk_kda_fwd/cuda/prepare.cuh"
+#include "chunk_kda_fwd/cuda/substitution.cuh"
 #include "cuda/async.cuh"
 #include "cuda/split.cuh"
 
@@ -18,11 +19,6 @@ namespace kda::cuda {
 struct ExtrasVectors {
   bool gk, Aqk, Akk, w, u, qg, kg;
 };
-
-// The first `bytes` of 8, zeros for the others.
-__device__ __forceinline__ void copy_async8(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
 
 // Predicated, where the compiler would branch.
 __device__ __forceinline__ void store_if(bool is_there, void* to, const uint4& x) {
@@ -95,21 +91,42 @@ struct TensorExtrasMemory {
   static constexpr int most(int a, int b) { return a > b ? a : b; }
 
   // Byte offsets. Scaled: by kScale, or, rows of large numbers, not at all.
-  static constexpr int kKeys = 0;                               // [2 panels][blocks] k P, scaled
-  static constexpr int kQueries = kKeys + 2 * kBlocks * kRows;  // [blocks] q P of a panel, scaled
-  static constexpr int kRight = kQueries + kBlocks * kRows;     // [blocks] k / P over kScale, then k R
-  static constexpr int kSolve = kQueries;                       // after the pairs: A, then Akk diag(beta)
-  static constexpr int kInverse = kSolve + kTriangle;           // Aqk, then Akk, then v [C][128] in 128-byte swizzle
-  static constexpr int kOwn = kInverse + most(kTriangle, kC * 256);  // [blocks][16][kOwnPitch] fp32: A within blocks
+  static constexpr int kPanel = kBlocks * kRows;        // 64 channels of all blocks
+  static constexpr int kKeys = 0;                       // [2 panels][blocks] k P, scaled
+  static constexpr int kQueries = kKeys + 2 * kPanel;   // [2 panels][blocks] q P, scaled
+  static constexpr int kRight = kQueries + 2 * kPanel;  // [2 panels][blocks] k / P over kScale, then k R
+  static constexpr int kFactors = kRight + 2 * kPanel;  // [pairs][128] fp32: decay of the blocks between two
+  static constexpr int kFactorPairs = (kBlocks - 3) * (kBlocks - 2) / 2;
+  // After the pairs.
+  static constexpr int kSolve = kQueries;                              // A, then Akk diag(kSeeds)
+  static constexpr int kInverse = kSolve + kTriangle;                  // Akk, then v [C][128] in 128-byte swizzle
+  static constexpr int kStage = kInverse + most(kTriangle, kC * 256);  // [C][kStagePitch] w or u on their way out
+  static constexpr int kStagePitch = 272;
+  static constexpr int kOwn = kStage;  // [blocks][16][kOwnPitch] fp32: A within blocks
   static constexpr int kOwnPitch = 20;
-  static constexpr int kTotals = most(kRight + kBlocks * kRows, kOwn + kBlocks * kBlock * kOwnPitch * 4);
-  static constexpr int kFactors = kTotals + kBlocks * 1024;  // of totals: [2 blocks][128] fp32, sums of gates
-  static constexpr int kFactorPairs = (kBlocks - 2) * (kBlocks - 1) / 2;
-  static constexpr int kBeta = kFactors + kFactorPairs * 256;  // [C] fp32
-  static constexpr int kUnscale = kBeta + kC * 4;              // [2][C] fp32: 1 / scale of q's rows, of k's rows
-  static constexpr int kLimits = kUnscale + 2 * kC * 4;        // [128] int: first token that is not finite
-  static constexpr int kFirstBad = kLimits + 512;              // int: first row of A that is not
+  static constexpr int kQueryPairs = kOwn + kBlocks * kBlock * kOwnPitch * 4;  // Aqk, high parts of the squares
+  static constexpr int kTotals =                                               // [2 blocks][128] fp32: sums of gates
+      most(kFactors + kFactorPairs * 512, most(kStage + kC * kStagePitch, kQueryPairs + kTriangle / 3));
+  static constexpr int kDecays = kTotals + kBlocks * 1024;     // [blocks - 1][128] fp32: decay of a block
+  static constexpr int kBeta = kDecays + (kBlocks - 1) * 512;  // [C] fp32
+  static constexpr int kSeeds = kBeta + kC * 4;                // [C] fp32: beta, in kScale where k's row is large
+  static constexpr int kUnscale = kSeeds + kC * 4;             // [2][C] fp32: 1 / scale of q's rows, of k's rows
+  static constexpr int kNorms = kUnscale + 2 * kC * 4;         // [C][2] fp32: factors of q's row, of k's row
+  static constexpr int kLimits = kNorms + 2 * kC * 4;          // [128] int: first token that is not finite
+  static constexpr int kFlags = kLimits + 512;                 // [warps] of WarpFlags
+  static constexpr int kFirstBad = kFlags + 8 * kBlocks;       // int: first row of A that is not finite
   static constexpr int kBytes = kFirstBad + 16;
+  static_assert(kBytes <= 232448, "more than a block of threads can have");
+  static __device__ __forceinline__ std::uint32_t query_square(int row_block, int column_block) {
+    return kQueryPairs + square(row_block, column_block) / 3;
+  }
+};
+
+// What a warp says of its eight rows.
+enum WarpFlags : unsigned {
+  kIsSlow = 1,        // products do not serve all pairs within the block
+  kHasWild = 2,       // k P may be not finite
+  kHasLargeKeys = 4,  // a row of k carries no scale
 };
 
 // Pairs within a block from the first row on that products cannot serve: each key carried down the rows. Apart from the
@@ -122,7 +139,7 @@ class ExtrasPairByPair {
   __device__ ExtrasPairByPair(const ChunkKdaFwdTask& task, const Item& item, std::int64_t chunk)
       : t_(task),
         item_(item),
-        chunk_row_(static_cast<int>(threadIdx.x) / 32 * kBlock),
+        chunk_row_(static_cast<int>(threadIdx.x) / 64 * kBlock),
         token_(chunk * Memory::kC + chunk_row_),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
@@ -141,7 +158,7 @@ class ExtrasPairByPair {
     const float norm = t_.qk_l2norm ? 1.0f / sqrtf(square + 1e-6f) : 1.0f;
     const int first = first_row(steps, square);
     const int block = chunk_row_ / kBlock;
-    const std::uint32_t queries = memory + Memory::kInverse + Memory::square(block, block);
+    const std::uint32_t queries = memory + Memory::query_square(block, block);
     const std::uint32_t keys =
         memory + Memory::kOwn + static_cast<std::uint32_t>(block * kBlock * Memory::kOwnPitch * 4);
     const int i = lane_ % kBlock;
@@ -187,7 +204,7 @@ class ExtrasPairByPair {
   }
 
   __device__ float4 row(const void* data, const RowStrides& strides, int i) const {
-    if (token_ + i >= item_.tokens) return {0, 0, 0, 0};
+    if (token_ + i >= item_.tokens || 4 * lane_ >= t_.K) return {0, 0, 0, 0};
     const Dtype dtype = kIsBf16 ? Dtype::kBFloat16 : Dtype::kFloat16;
     const std::int64_t at = row_of(strides, item_, item_.key_head, token_ + i) + 4 * lane_ * strides.inner;
     return widen4(load4(data, dtype, at, strides.inner, false), dtype);
@@ -201,6 +218,11 @@ class ExtrasPairByPair {
   __device__ void load_steps(float4 (&steps)[kBlock]) const {
     const Gate gate = gate_of(t_, item_);
     const int c = 4 * lane_;
+    if (c >= t_.K) {
+#pragma unroll
+      for (int i = 0; i < kBlock; ++i) steps[i] = {1, 1, 1, 1};
+      return;
+    }
     const float4 bias{bias_of(t_, item_, c), bias_of(t_, item_, c + 1), bias_of(t_, item_, c + 2),
                       bias_of(t_, item_, c + 3)};
     float4 before{0, 0, 0, 0};
@@ -245,15 +267,21 @@ struct ChunkPlace {
 };
 
 // What is rare, out of the way.
-static __device__ __noinline__ uint4 load_apart(const void* data, Dtype dtype, std::int64_t at, std::int64_t inner) {
-  return load4(data, dtype, at, inner, false);
+static __device__ __noinline__ uint4 load_apart(const void* data, Dtype dtype, std::int64_t inner) {
+  return load4(data, dtype, 0, inner, false);
 }
 
-static __device__ __noinline__ void store_apart(float* to, std::int64_t inner, float4 x) {
-  to[0] = x.x;
-  to[inner] = x.y;
-  to[2 * inner] = x.z;
-  to[3 * inner] = x.w;
+static __device__ __noinline__ uint4 load8_apart(const std::uint16_t* from, std::int64_t inner) {
+  const uint4 low = load4(from, Dtype::kBFloat16, 0, inner, false);
+  const uint4 high = load4(from, Dtype::kBFloat16, 4 * inner, inner, false);
+  return {low.x, low.y, high.x, high.y};
+}
+
+static __device__ __noinline__ void store_apart(float* to, std::int64_t inner, uint4 x) {
+  to[0] = __uint_as_float(x.x);
+  to[inner] = __uint_as_float(x.y);
+  to[2 * inner] = __uint_as_float(x.z);
+  to[3 * inner] = __uint_as_float(x.w);
 }
 
 static __device__ __noinline__ void store_apart(std::uint16_t* to, std::int64_t inner, uint2 words) {
@@ -272,13 +300,15 @@ static __device__ __noinline__ float4 leave_out_apart(float4 x, std::uint32_t li
   return x;
 }
 
-// kIsPlain: rows of all inputs and outputs are adjacent elements at multiples of 16 bytes.
+// kIsPlain: rows of all inputs and outputs are adjacent elements at multiples of 16 bytes, K is 128, and so is the step
+// from row to row of gk, qg and kg.
 template <bool kIsBf16, int kBlocks, bool kIsPlain>
 class TensorExtras {
  public:
   using Memory = TensorExtrasMemory<kBlocks>;
   static constexpr int kC = Memory::kC;
-  static constexpr int kThreads = 32 * kBlocks;
+  static constexpr int kWarps = 2 * kBlocks;
+  static constexpr int kThreads = 32 * kWarps;
   static constexpr int kResident = kBlocks == 4 ? 2 : 1;  // blocks of threads on a multiprocessor
 
   __device__ TensorExtras(const ChunkKdaFwdTask& task, const ExtrasVectors& vectors, const Item& item,
@@ -287,58 +317,65 @@ class TensorExtras {
         vectors_(vectors),
         item_(item),
         memory_(memory),
-        warp_(static_cast<int>(threadIdx.x) / 32),
+        warp_(__shfl_sync(kAll, static_cast<int>(threadIdx.x) / 32, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         first_(chunk * kC),
-        first_place_(static_cast<std::uint32_t>(lane_ / 16 * 1024 + lane_ % 16 * 8)),
-        chunk_rows_(static_cast<int>(min(static_cast<std::int64_t>(kC), item.tokens - first_))) {}
+        chunk_rows_(static_cast<int>(min(static_cast<std::int64_t>(kC), item.tokens - first_))),
+        gate_(gate_of(task, item)) {}
 
   __device__ void run() {
     const bool needs_inverse = t_.at.Akk != nullptr || t_.at.w != nullptr || t_.at.u != nullptr;
     const bool needs_pairs = needs_inverse || t_.at.Aqk != nullptr;
-    start();
-    float own[3][4] = {};             // rows 0 to 7, keys 0 to 7; rows 8 to 15, all keys
-    float others[kItems][2][4] = {};  // of the items
-#pragma unroll 1
-    for (int panel = 0; panel < 2; ++panel) {
+    float sums[kSlots][2][4] = {};
+    float own[2][4] = {};
+    {
       float x[8][4];
-      activate(panel, x);
+      start(x);
       __syncthreads();
-      if (needs_pairs) make_factors(panel);
-      settle(panel, x);
-      __syncwarp();
-      if (needs_pairs) multiply_own(panel, own);
-      __syncwarp();
-      rest(panel, x);
-      if (panel == 0) {
-        fetch_gates(1);
-      }
-      __syncthreads();
-      if (needs_pairs) multiply_others(panel, others);
+      make_decays();
+      settle(x);
+      barrier_sync(1 + block(), 64);
+      if (needs_pairs) multiply_own(own);
+      barrier_sync(1 + block(), 64);
+      rest(x);
     }
     if (!needs_pairs) return;
+    store_flags();
     __syncthreads();
+    multiply(sums);
+    __syncthreads();
+    const unsigned flags = load_flags(0, kWarps);
+    store_pairs(sums, flags != 0);
     store_own(own);
-    store_others(others);
-    __syncwarp();
-    if (!__all_sync(kAll, is_good_)) pair_by_pair(t_, memory_);
-    check_own();
+    if (flags != 0) take_care(flags);
     __syncthreads();
-    if (t_.at.Aqk != nullptr) store_triangle(t_.at.Aqk, t_.Aqk, vectors_.Aqk, false);
+    uint4 v[4];
+    if (t_.at.u != nullptr) load_values(0, v);
+    __syncwarp();
+    if (warp_ < kBlocks) {
+      if (needs_inverse) invert_own();
+    } else if (t_.at.Aqk != nullptr) {
+      store_triangle(t_.at.Aqk, t_.Aqk, vectors_.Aqk, Memory::kQueryPairs, 3, kBlock * (warp_ - kBlocks), kBlock);
+    }
     if (!needs_inverse) return;
-    uint4 v[8];
-    if (t_.at.u != nullptr) load_values(v);
-    __syncwarp();
-    invert();
-    __syncwarp();
-    if (t_.at.Akk != nullptr) store_triangle(t_.at.Akk, t_.Akk, vectors_.Akk, true);
     __syncthreads();
-    if (t_.at.u != nullptr) put_values(v);
+    merge();
     __syncthreads();
+    if (t_.at.Akk != nullptr) {
+      store_triangle(t_.at.Akk, t_.Akk, vectors_.Akk, Memory::kInverse, 1, 8 * warp_, 8);
+    }
+    if (t_.at.w != nullptr) make_w((flags & kHasWild) != 0);
+    __syncthreads();
+    if (t_.at.w != nullptr) copy_out(t_.at.w, t_.w, vectors_.w, 0, t_.K);
+    if (t_.at.u == nullptr) return;
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      const bool is_w = pass == 0;
-      if ((is_w ? t_.at.w : t_.at.u) != nullptr) solve(is_w);
+    for (int column = 0; column < t_.V; column += 128) {
+      if (column > 0) load_values(column, v);
+      put_values(v);
+      __syncthreads();
+      if (column + column_of_warp() < t_.V) make_u((flags & kHasLargeKeys) != 0);
+      __syncthreads();
+      copy_out(t_.at.u, t_.u, vectors_.u, column, t_.V);
     }
   }
 
@@ -347,131 +384,153 @@ class TensorExtras {
   static constexpr float kPerScale = 0x1p-32f;
   static constexpr float kScale = 0x1p32f;
   static constexpr Dtype kDtype = kIsBf16 ? Dtype::kBFloat16 : Dtype::kFloat16;
-  // Products of eight keys of an earlier block with a block's rows, over all warps: kItems each.
-  static constexpr int kItems = kBlocks - 1;
+  // Products of eight keys of an earlier block with a block's rows: kSlots of a warp, one less where half() is 1, which
+  // has more of the products within the block.
+  static constexpr int kSlots = kBlocks / 2;
 
-  __device__ __forceinline__ int half() const { return lane_ / 16; }
-  __device__ __forceinline__ int row() const { return kBlock * warp_ + 8 * half(); }  // first of eight, in the chunk
-  __device__ __forceinline__ int channel(int panel) const { return 64 * panel + lane_ % 16 * 4; }
+  __device__ __forceinline__ int block() const { return warp_ / 2; }
+  __device__ __forceinline__ int half() const { return warp_ % 2; }
+  __device__ __forceinline__ int row() const { return 8 * warp_; }      // first of eight, in the chunk
+  __device__ __forceinline__ int channel() const { return 4 * lane_; }  // first of four
   __device__ __forceinline__ std::uint32_t at(int offset) const { return memory_ + static_cast<std::uint32_t>(offset); }
+  __device__ __forceinline__ float shared_float(int offset, int index) const {
+    return load_shared<float>(at(offset + 4 * index));
+  }
 
-  // Loads q and k, the first panel of gates, and beta; what turns rows of q and k into scaled, normalised ones.
-  __device__ __forceinline__ void start() {
-    rows_ = chunk_rows_ - row();
+  // Loads q, k, beta and the gates; what turns rows of q and k into scaled, normalised ones. x: gates, in natural
+  // logarithm; their sums over eight rows go to shared memory.
+  __device__ __forceinline__ void start(float (&x)[8][4]) {
+    rows_ = channel() < t_.K ? chunk_rows_ - row() : 0;
     is_vector_ =
         t_.vector_inputs && (reinterpret_cast<std::uintptr_t>(t_.at.q) | reinterpret_cast<std::uintptr_t>(t_.at.k) |
                              reinterpret_cast<std::uintptr_t>(t_.at.g)) %
                                     16 ==
                                 0;
-    fetch_gates(0);
-    for (int panel = 0; panel < 2; ++panel) {
-      load_rows(t_.at.k, t_.k, panel, raw_rows(panel));
-      load_rows(t_.at.q, t_.q, panel, raw_rows(panel) + Memory::kLowRows);
+    load_rows(t_.at.q, t_.q, q_);
+    load_rows(t_.at.k, t_.k, k_);
+    load_gates(x);
+    float bias[4] = {};
+    if (t_.at.dt_bias != nullptr && t_.gate_mode != GateMode::kActivated && channel() < t_.K) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) bias[c] = bias_of(t_, item_, channel() + c);
     }
+    float beta = 0;
+    if (lane_ < 8 && lane_ < chunk_rows_ - row()) beta = beta_of(t_, item_, first_ + row() + lane_);
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread < kC) {
-      const float beta = thread < chunk_rows_ ? beta_of(t_, item_, first_ + thread) : 0.0f;
-      store_shared(at(Memory::kBeta + 4 * thread), __float_as_uint(beta));
-    }
     if (thread < 128) store_shared(at(Memory::kLimits + 4 * thread), static_cast<std::uint32_t>(kC));
     if (thread == 0) store_shared(at(Memory::kFirstBad), static_cast<std::uint32_t>(kC));
-    copies_wait();
     float squares[16];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      squares[i] =
-          square(raw_rows(1) + Memory::kLowRows + place(i), square(raw_rows(0) + Memory::kLowRows + place(i), 0));
-      squares[8 + i] = square(raw_rows(1) + place(i), square(raw_rows(0) + place(i), 0));
+      const float4 q = wide(q_[i]);
+      const float4 k = wide(k_[i]);
+      squares[i] = dot4(q, q, 0);
+      squares[8 + i] = dot4(k, k, 0);
     }
-    const float sum = transposed_sum<8>(squares, lane_);
+    // Lane l has row l % 8 of q in l % 16 < 8, else of k.
+    float sum = transposed_sum<8>(squares, lane_);
+    sum += __shfl_xor_sync(kAll, sum, 16);
     const bool is_large = !t_.qk_l2norm && !(sum <= 0x1p80f);
-    row_factor_ = (t_.qk_l2norm ? 1.0f / sqrtf(sum + 1e-6f) : 1.0f) * (is_large ? kPerScale : 1.0f);
-    large_ = __ballot_sync(kAll, is_large);
-    is_good_ = t_.qk_l2norm || lane_ % 16 < 8 || sum <= 4096.0f;
-    // Lane 16 h + l has row 8 h + l of q in l < 8, else of k.
-    store_shared(at(Memory::kUnscale + 4 * (lane_ / 8 % 2 * kC + row() + lane_ % 8)),
-                 __float_as_uint(is_large ? 1.0f : kPerScale));
+    const bool is_key = lane_ % 16 >= 8;
+    large_ = __ballot_sync(kAll, is_large) & 0xffffu;
+    is_good_ = t_.qk_l2norm || !is_key || sum <= 4096.0f;
+    is_tame_ = (!is_key || sum < HUGE_VALF) && isfinite(beta);
+    const float norm = (t_.qk_l2norm ? 1.0f / sqrtf(sum + 1e-6f) : 1.0f) * (is_large ? kPerScale : 1.0f);
+    const int at_row = row() + lane_ % 8;
+    if (lane_ < 16) {
+      store_shared(at(Memory::kNorms + 8 * at_row + 4 * is_key), __float_as_uint(norm));
+      store_shared(at(Memory::kUnscale + 4 * (is_key * kC + at_row)), __float_as_uint(is_large ? 1.0f : kPerScale));
+    }
+    if (lane_ < 8) {
+      store_shared(at(Memory::kBeta + 4 * at_row), __float_as_uint(beta));
+      const bool is_large_key = (large_ >> (8 + lane_) & 1) != 0;
+      store_shared(at(Memory::kSeeds + 4 * at_row), __float_as_uint(is_large_key ? beta * kScale : beta));
+    }
+    activate(bias, x);
   }
 
   static __device__ __forceinline__ std::uint32_t narrow2(float low, float high) {
     return kIsBf16 ? round_pair(low, high) : kda::cuda::narrow2(low, high, false);
   }
-  static __device__ __forceinline__ float4 wide(const uint2& raw) { return widen4({raw.x, raw.y, 0, 0}, kDtype); }
-  static __device__ __forceinline__ float square(std::uint32_t from, float sum) {
-    const float4 x = wide(load_shared<uint2>(from));
-    return dot4(x, x, sum);
+  static __device__ __forceinline__ uint2 narrow4(const float (&x)[4]) {
+    return {narrow2(x[0], x[1]), narrow2(x[2], x[3])};
+  }
+  static __device__ __forceinline__ float4 wide(const uint2& raw) {
+    if constexpr (kIsBf16) {
+      return {first_of(raw.x), second_of(raw.x), first_of(raw.y), second_of(raw.y)};
+    } else {
+      return widen4({raw.x, raw.y, 0, 0}, kDtype);
+    }
   }
 
-  // k as it comes lies where the high parts of k P will, q where the low parts will: each lane its own.
-  __device__ __forceinline__ std::uint32_t raw_rows(int panel) const {
-    return at(Memory::kKeys + (panel * kBlocks + warp_) * Memory::kRows);
-  }
-
-  // Copies this lane's part of eight rows; zero beyond the last token.
-  __device__ __forceinline__ void load_rows(const void* data, const RowStrides& strides, int panel,
-                                            std::uint32_t to) const {
+  // This lane's part of eight rows; zero beyond the last token and channel.
+  __device__ __forceinline__ void load_rows(const void* data, const RowStrides& strides, uint2 (&to)[8]) const {
     const auto* from = static_cast<const std::uint16_t*>(data) +
-                       row_of(strides, item_, item_.key_head, first_ + row()) + channel(panel) * strides.inner;
+                       row_of(strides, item_, item_.key_head, first_ + row()) + channel() * strides.inner;
 #pragma unroll
     for (int i = 0; i < 8; ++i, from += strides.token) {
       if (kIsPlain || is_vector_) {
-        copy_async8(to + place(i), from, i < rows_ ? 8 : 0);
+        to[i] = load2_if(i < rows_, from);
       } else {
-        const uint4 four = i < rows_ ? load_apart(from, kDtype, 0, strides.inner) : uint4{0, 0, 0, 0};
-        store_shared(to + place(i), four.x, four.y);
+        const uint4 four = i < rows_ ? load_apart(from, kDtype, strides.inner) : uint4{0, 0, 0, 0};
+        to[i] = {four.x, four.y};
       }
     }
   }
 
-  __device__ __forceinline__ void fetch_gates(int panel) {
+  __device__ __forceinline__ void load_gates(float (&x)[8][4]) const {
     const RowStrides& s = t_.g;
-    const std::int64_t first = row_of(s, item_, item_.head, first_ + row()) + channel(panel) * s.inner;
+    const std::int64_t first = row_of(s, item_, item_.head, first_ + row()) + channel() * s.inner;
     if (t_.g_dtype == Dtype::kFloat32) {
-      fetch_gates(static_cast<const float*>(t_.at.g) + first);
+      load_gates(static_cast<const float*>(t_.at.g) + first, x);
     } else {
-      fetch_gates(static_cast<const std::uint16_t*>(t_.at.g) + first);
+      load_gates(static_cast<const std::uint16_t*>(t_.at.g) + first, x);
     }
-    if (t_.at.dt_bias == nullptr || t_.gate_mode == GateMode::kActivated) return;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) bias_[c] = bias_of(t_, item_, channel(panel) + c);
   }
 
   template <class Number>
-  __device__ __forceinline__ void fetch_gates(const Number* from) {
+  __device__ __forceinline__ void load_gates(const Number* from, float (&x)[8][4]) const {
     constexpr Dtype kGateDtype = sizeof(Number) == 4 ? Dtype::kFloat32 : Dtype::kBFloat16;
 #pragma unroll
     for (int i = 0; i < 8; ++i, from += t_.g.token) {
       const bool is_there = i < rows_;
+      uint4 raw{0, 0, 0, 0};
       if (!kIsPlain && !is_vector_) {
-        g_[i] = is_there ? load_apart(from, kGateDtype, 0, t_.g.inner) : uint4{0, 0, 0, 0};
+        if (is_there) raw = load_apart(from, kGateDtype, t_.g.inner);
       } else if constexpr (sizeof(Number) == 4) {
-        g_[i] = load4_if(is_there, from);
+        raw = load4_if(is_there, from);
       } else {
-        const uint2 raw = load2_if(is_there, from);
-        g_[i].x = raw.x;
-        g_[i].y = raw.y;
+        const uint2 words = load2_if(is_there, from);
+        raw = {words.x, words.y, 0, 0};
       }
+      const float4 g = widen4(raw, kGateDtype);
+      x[i][0] = g.x;
+      x[i][1] = g.y;
+      x[i][2] = g.z;
+      x[i][3] = g.w;
     }
   }
 
-  // x: gates, in natural logarithm; their sums over eight rows go to shared memory.
-  __device__ __forceinline__ void activate(int panel, float (&x)[8][4]) {
-    const Gate gate = gate_of(t_, item_);
-    if (t_.g_dtype == Dtype::kFloat32) {
-      widen_gates<Dtype::kFloat32>(x);
-    } else {
-      widen_gates<Dtype::kBFloat16>(x);
-    }
+  __device__ __forceinline__ void activate(const float (&bias)[4], float (&x)[8][4]) {
     if (t_.gate_mode == GateMode::kBounded) {
-      for_gates(x, [&](float g, float bias) {
-        return Gate{GateMode::kBounded, gate.factor, gate.lower_bound}(g, bias);
+      for_gates(x, bias, [&](float g, float b) {
+        return Gate{GateMode::kBounded, gate_.factor, gate_.lower_bound}(g, b);
       });
     } else if (t_.gate_mode == GateMode::kSoftplus) {
-      for_gates(x, [&](float g, float bias) {
-        return Gate{GateMode::kSoftplus, gate.factor, gate.lower_bound}(g, bias);
+      for_gates(x, bias, [&](float g, float b) {
+        return Gate{GateMode::kSoftplus, gate_.factor, gate_.lower_bound}(g, b);
       });
-    } else if (t_.gate_mode == GateMode::kAccumulated) {
-      take_steps(panel, x);
+    } else {
+      if (t_.gate_mode == GateMode::kAccumulated) take_steps(x);
+      // Only these may be above 0.
+      float most = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) most = fmaxf(most, x[i][c]);
+      }
+      is_good_ = is_good_ && most <= 0;
+      is_tame_ = is_tame_ && most <= 0;
     }
     float sum[4] = {};
 #pragma unroll
@@ -479,23 +538,20 @@ class TensorExtras {
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[c] = __fadd_rn(sum[c], x[i][c]);
     }
-    store4(totals(2 * warp_ + half(), panel), sum);
+    store_shared(totals(warp_), uint4{__float_as_uint(sum[0]), __float_as_uint(sum[1]), __float_as_uint(sum[2]),
+                                      __float_as_uint(sum[3])});
   }
 
-  __device__ __forceinline__ std::uint32_t totals(int eight, int panel) const {
-    return at(Memory::kTotals + eight * 512 + 4 * channel(panel));
-  }
-
-  static __device__ __forceinline__ void store4(std::uint32_t to, const float (&x)[4]) {
-    store_shared(to, uint4{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])});
+  __device__ __forceinline__ std::uint32_t totals(int eight) const {
+    return at(Memory::kTotals + eight * 512 + 4 * channel());
   }
 
   template <class F>
-  __device__ __forceinline__ void for_gates(float (&x)[8][4], const F& gate) const {
+  __device__ __forceinline__ void for_gates(float (&x)[8][4], const float (&bias)[4], const F& gate) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) x[i][c] = gate(x[i][c], bias_[c]);
+      for (int c = 0; c < 4; ++c) x[i][c] = gate(x[i][c], bias[c]);
     }
     if (rows_ >= 8) return;
 #pragma unroll
@@ -505,23 +561,11 @@ class TensorExtras {
     }
   }
 
-  template <Dtype kGateDtype>
-  __device__ __forceinline__ void widen_gates(float (&x)[8][4]) const {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float4 g = widen4(g_[i], kGateDtype);
-      x[i][0] = g.x;
-      x[i][1] = g.y;
-      x[i][2] = g.z;
-      x[i][3] = g.w;
-    }
-  }
-
   // From rows of gk to what lies between them.
-  __device__ __forceinline__ void take_steps(int panel, float (&x)[8][4]) const {
+  __device__ __forceinline__ void take_steps(float (&x)[8][4]) const {
     float before[4] = {};
     if (row() > 0 && rows_ > 0) {
-      const std::int64_t from = row_of(t_.g, item_, item_.head, first_ + row() - 1) + channel(panel) * t_.g.inner;
+      const std::int64_t from = row_of(t_.g, item_, item_.head, first_ + row() - 1) + channel() * t_.g.inner;
 #pragma unroll
       for (int c = 0; c < 4; ++c) before[c] = load1(t_.at.g, t_.g_dtype, from + c * t_.g.inner);
     }
@@ -536,65 +580,72 @@ class TensorExtras {
     }
   }
 
-  // Decays of the blocks between two that are not neighbours.
-  __device__ __forceinline__ void make_factors(int panel) const {
-    for (int i = static_cast<int>(threadIdx.x); i < Memory::kFactorPairs * 64; i += kThreads) {
-      int row_block = 2;
-      int column_block = i / 64;
-      while (column_block >= row_block - 1) column_block -= row_block++ - 1;
-      float sum = 0;
-      for (int eight = 2 * column_block + 2; eight < 2 * row_block; ++eight) {
-        sum += load_shared<float>(at(Memory::kTotals + eight * 512 + 4 * (64 * panel + i % 64)));
+  // Decays of blocks, and of two and more blocks between two others.
+  __device__ __forceinline__ void make_decays() const {
+    const int c = static_cast<int>(threadIdx.x) % 128;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) / 128; i < kBlocks - 1 + Memory::kFactorPairs; i += kThreads / 128) {
+      int first = i;  // block
+      int count = 1;
+      std::uint32_t to = at(Memory::kDecays + 512 * i + 4 * c);
+      if (i >= kBlocks - 1) {
+        const int pair = i - (kBlocks - 1);
+        first = 1 + pair;
+        count = 2;
+        while (first + count > kBlocks - 1) first -= kBlocks - 1 - count++;
+        to = at(Memory::kFactors + 512 * pair + 4 * c);
       }
-      store_shared(at(Memory::kFactors + 4 * i), __float_as_uint(fast_exp2(kGkPerGate * sum)));
+      float sum = 0;
+      const std::uint32_t from = at(Memory::kTotals + 1024 * first + 4 * c);
+#pragma unroll 1
+      for (int n = 0; n < count; ++n) {
+        sum += load_shared<float>(from + static_cast<std::uint32_t>(1024 * n));
+        sum += load_shared<float>(from + static_cast<std::uint32_t>(1024 * n + 512));
+      }
+      store_shared(to, __float_as_uint(fast_exp2(kGkPerGate * sum)));
     }
   }
 
-  // This lane's part of eight rows of an output, one after the other.
+  // Where the decays of the blocks between `column_block` and `row_block`, not neighbours, are.
+  __device__ __forceinline__ std::uint32_t decays_between(int row_block, int column_block) const {
+    const int first = column_block + 1;
+    const int count = row_block - first;
+    if (count == 1) return at(Memory::kDecays + 512 * first);
+    // Two blocks from 1 on, from 2 on, ..., then three, ...
+    const int fewer = (count - 2) * (2 * kBlocks - 3 - count) / 2;
+    return at(Memory::kFactors + 512 * (fewer + first - 1));
+  }
+
+  // This lane's part of eight rows of an output.
   template <class Number>
   struct Rows {
     Number* to;
     std::int64_t step;
+    std::int64_t inner;
     int count;  // rows to write
     bool is_vector;
   };
 
   template <class Number>
-  __device__ __forceinline__ Rows<Number> rows_to(void* data, const RowStrides& s, bool is_vector, int panel,
-                                                  int first) const {
-    Number* to =
-        static_cast<Number*>(data) + row_of(s, item_, item_.head, first_ + row() + first) + channel(panel) * s.inner;
-    return {to, first == 0 ? s.token : -s.token, data == nullptr ? 0 : rows_, is_vector};
+  __device__ __forceinline__ Rows<Number> rows_to(void* data, const RowStrides& s, bool is_vector) const {
+    Number* to = static_cast<Number*>(data) + row_of(s, item_, item_.head, first_ + row()) + channel() * s.inner;
+    return {to, kIsPlain ? 128 : s.token, s.inner, data == nullptr ? 0 : rows_, is_vector};
   }
 
-  static __device__ __forceinline__ void put(Rows<float>& rows, int i, std::int64_t inner, const float (&x)[4]) {
-    const float4 four{x[0], x[1], x[2], x[3]};
+  template <class Number, class Words>
+  static __device__ __forceinline__ void put(const Rows<Number>& rows, int i, const Words& x) {
+    Number* to = rows.to + i * rows.step;
     if (kIsPlain || rows.is_vector) {
-      const uint4 bits{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
-      store_if(i < rows.count, rows.to, bits);
+      store_if(i < rows.count, to, x);
     } else if (i < rows.count) {
-      store_apart(rows.to, inner, four);
+      store_apart(to, rows.inner, x);
     }
-    rows.to += rows.step;
   }
 
-  static __device__ __forceinline__ void put(Rows<std::uint16_t>& rows, int i, std::int64_t inner,
-                                             const float (&x)[4]) {
-    const uint2 four{narrow2(x[0], x[1]), narrow2(x[2], x[3])};
-    if (kIsPlain || rows.is_vector) {
-      store_if(i < rows.count, rows.to, four);
-    } else if (i < rows.count) {
-      store_apart(rows.to, inner, four);
-    }
-    rows.to += rows.step;
-  }
-
-  // Where this lane's four channels of row 8 half + i lie among the rows of a block. Computed again for every use: the
-  // compiler would keep the eight of them in registers, which are short.
+  // Where this lane's four channels of row i lie among the rows of a block.
   __device__ __forceinline__ std::uint32_t place(int i) const {
-    std::uint32_t x;
-    asm volatile("xor.b32 %0, %1, %2;" : "=r"(x) : "r"(first_place_), "r"(i << 4));
-    return x + static_cast<std::uint32_t>(i * 128);
+    return static_cast<std::uint32_t>(lane_ / 16 * Memory::kPanel + block() * Memory::kRows + half() * 1024 + i * 128 +
+                                      ((lane_ % 16 * 8) ^ (i << 4)));
   }
 
   static __device__ __forceinline__ void store_split(std::uint32_t to, const float (&x)[4]) {
@@ -605,47 +656,39 @@ class TensorExtras {
   }
 
   // From sums of gates to all that decays from the block's first row on: gk, qg, q P, k P, k / P. x turns into steps.
-  __device__ __forceinline__ void settle(int panel, float (&x)[8][4]) {
-    float before[4] = {};  // this half
+  __device__ __forceinline__ void settle(float (&x)[8][4]) {
+    float before[4] = {};  // this warp
     float product[4];
     float prefix[4];
-    for (int eight = 0; eight < 2 * warp_; ++eight) add(before, totals(eight, panel));
-#pragma unroll
-    for (int c = 0; c < 4; ++c) prefix[c] = fast_exp2(kGkPerGate * before[c]) * kPerScale;
-    const float4 first = load_shared<float4>(totals(2 * warp_, panel));
-    const float firsts[4] = {first.x, first.y, first.z, first.w};
+#pragma unroll 1
+    for (int eight = 0; eight < 2 * block(); ++eight) add(before, totals(eight));
+    float firsts[4] = {};
+    add(firsts, totals(2 * block()));
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
+      prefix[c] = fast_exp2(kGkPerGate * before[c]) * kPerScale;
       if (half() == 1) before[c] = __fadd_rn(before[c], firsts[c]);
       product[c] = half() == 1 ? kScale * fast_exp2(kGkPerGate * firsts[c]) : kScale;
     }
-    auto gk = rows_to<float>(t_.at.gk, t_.gk, vectors_.gk, panel, 0);
-    auto qg = rows_to<std::uint16_t>(t_.at.qg, t_.qg, vectors_.qg, panel, 0);
-    const std::uint32_t keys = at(Memory::kKeys + (panel * kBlocks + warp_) * Memory::kRows);
-    const std::uint32_t queries = at(Memory::kQueries + warp_ * Memory::kRows);
-    const std::uint32_t right = at(Memory::kRight + warp_ * Memory::kRows);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) k_[i] = load_shared<uint2>(keys + place(i));
-    uint2 raw_q = load_shared<uint2>(keys + Memory::kLowRows + place(0));
+    const auto gk = rows_to<float>(t_.at.gk, t_.gk, vectors_.gk);
+    const auto qg = rows_to<std::uint16_t>(t_.at.qg, t_.qg, vectors_.qg);
     float sum[4] = {};
-    float most = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float log2[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        most = fmaxf(most, x[i][c]);
         sum[c] = __fadd_rn(sum[c], x[i][c]);
         log2[c] = __fadd_rn(before[c], sum[c]) * kGkPerGate;
         x[i][c] = fast_exp2(kGkPerGate * x[i][c]);
         product[c] *= x[i][c];
       }
-      put(gk, i, t_.gk.inner, log2);
-      const float q_factor = __shfl_sync(kAll, row_factor_, lane_ / 16 * 16 + i);
-      const float k_factor = __shfl_sync(kAll, row_factor_, lane_ / 16 * 16 + 8 + i);
-      const float4 q_wide = times(wide(raw_q), q_factor);
-      if (i < 7) raw_q = load_shared<uint2>(keys + Memory::kLowRows + place(i + 1));
-      const float4 k_wide = times(wide(k_[i]), k_factor);
+      put(gk, i,
+          uint4{__float_as_uint(log2[0]), __float_as_uint(log2[1]), __float_as_uint(log2[2]),
+                __float_as_uint(log2[3])});
+      const float2 norm = load_shared<float2>(at(Memory::kNorms + 8 * (row() + i)));
+      const float4 q_wide = times(wide(q_[i]), norm.x);
+      const float4 k_wide = times(wide(k_[i]), norm.y);
       float q[4] = {q_wide.x, q_wide.y, q_wide.z, q_wide.w};
       float k[4] = {k_wide.x, k_wide.y, k_wide.z, k_wide.w};
       float quotient[4];
@@ -655,20 +698,23 @@ class TensorExtras {
         quotient[c] = k[c] * fast_reciprocal(product[c]);
         k[c] *= product[c];
       }
-      store_split(queries + place(i), q);
-      store_split(keys + place(i), k);
-      store_split(right + place(i), quotient);
+      const std::uint32_t to = memory_ + place(i);
+      store_split(to + Memory::kQueries, q);
+      store_split(to + Memory::kRight, quotient);
+      store_split(to + Memory::kKeys, k);
 #pragma unroll
       for (int c = 0; c < 4; ++c) q[c] *= prefix[c];
       unscale(q, i);
-      put(qg, i, t_.qg.inner, q);
+      put(qg, i, narrow4(q));
     }
 #pragma unroll
-    for (int c = 0; c < 4; ++c) is_good_ = is_good_ && product[c] > kScale * 0x1p-120f;
-    is_good_ = is_good_ && most <= 0;
+    for (int c = 0; c < 4; ++c) {
+      is_good_ = is_good_ && product[c] > kScale * 0x1p-120f;
+      is_tame_ = is_tame_ && product[c] >= 0;
+    }
   }
 
-  __device__ __forceinline__ void add(float (&sum)[4], std::uint32_t from) const {
+  static __device__ __forceinline__ void add(float (&sum)[4], std::uint32_t from) {
     const float4 x = load_shared<float4>(from);
     sum[0] = __fadd_rn(sum[0], x.x);
     sum[1] = __fadd_rn(sum[1], x.y);
@@ -679,19 +725,19 @@ class TensorExtras {
   // Rows of large numbers carry no scale. `index`: i of q, 8 + i of k.
   __device__ __forceinline__ void unscale(float (&x)[4], int index) const {
     if (large_ == 0) return;
-    if ((large_ >> (lane_ / 16 * 16 + index) & 1) == 0) return;
+    if ((large_ >> index & 1) == 0) return;
 #pragma unroll
     for (int c = 0; c < 4; ++c) x[c] *= kScale;
   }
 
   // k R and kg, from steps.
-  __device__ __forceinline__ void rest(int panel, const float (&step)[8][4]) const {
-    auto kg = rows_to<std::uint16_t>(t_.at.kg, t_.kg, vectors_.kg, panel, 7);
-    const std::uint32_t right = at(Memory::kRight + warp_ * Memory::kRows);
+  __device__ __forceinline__ void rest(const float (&step)[8][4]) const {
+    const auto kg = rows_to<std::uint16_t>(t_.at.kg, t_.kg, vectors_.kg);
     float after[4] = {};
-    for (int eight = 2 * warp_ + 2; eight < 2 * kBlocks; ++eight) add(after, totals(eight, panel));
-    const float4 second = load_shared<float4>(totals(2 * warp_ + 1, panel));
-    const float seconds[4] = {second.x, second.y, second.z, second.w};
+#pragma unroll 1
+    for (int eight = 2 * block() + 2; eight < kWarps; ++eight) add(after, totals(eight));
+    float seconds[4] = {};
+    add(seconds, totals(2 * block() + 1));
     float product[4];
     float suffix[4];
 #pragma unroll
@@ -701,7 +747,7 @@ class TensorExtras {
     }
 #pragma unroll
     for (int i = 7; i >= 0; --i) {
-      const float4 k_wide = times(wide(k_[i]), __shfl_sync(kAll, row_factor_, lane_ / 16 * 16 + 8 + i));
+      const float4 k_wide = times(wide(k_[i]), load_shared<float>(at(Memory::kNorms + 8 * (row() + i) + 4)));
       float k[4] = {k_wide.x, k_wide.y, k_wide.z, k_wide.w};
       unscale(k, 8 + i);
 #pragma unroll
@@ -709,92 +755,123 @@ class TensorExtras {
         k[c] *= product[c];
         product[c] *= step[i][c];
       }
-      store_split(right + place(i), k);
+      store_split(memory_ + place(i) + Memory::kRight, k);
 #pragma unroll
       for (int c = 0; c < 4; ++c) k[c] *= suffix[c];
-      put(kg, i, t_.kg.inner, k);
+      put(kg, i, narrow4(k));
     }
   }
 
-  // Rows 8 part to 8 part + 7 of q, then of k, of a block: one operand.
-  __device__ __forceinline__ SplitRows load_stacked(int panel, int block, int part, int step) const {
-    const int base = lane_ / 8 % 2 == 0 ? Memory::kQueries + block * Memory::kRows
-                                        : Memory::kKeys + (panel * kBlocks + block) * Memory::kRows;
-    const std::uint32_t from = at(base) + Memory::piece(8 * part + lane_ % 8, 2 * step + lane_ / 16);
+  __device__ __forceinline__ void store_flags() const {
+    const bool is_slow = !__all_sync(kAll, is_good_);
+    const bool has_wild = !__all_sync(kAll, is_tame_);
+    const unsigned flags =
+        (is_slow ? kIsSlow : 0u) | (has_wild ? kHasWild : 0u) | ((large_ & 0xff00u) != 0 ? kHasLargeKeys : 0u);
+    if (lane_ == 0) store_shared(at(Memory::kFlags + 4 * warp_), flags);
+  }
+
+  // Of `count` warps together.
+  __device__ __forceinline__ unsigned load_flags(int first, int count) const {
+    const unsigned flags = lane_ < count ? load_shared<std::uint32_t>(at(Memory::kFlags + 4 * (first + lane_))) : 0u;
+    unsigned all = 0;
+    if (__any_sync(kAll, (flags & kIsSlow) != 0)) all |= kIsSlow;
+    if (__any_sync(kAll, (flags & kHasWild) != 0)) all |= kHasWild;
+    if (__any_sync(kAll, (flags & kHasLargeKeys) != 0)) all |= kHasLargeKeys;
+    return all;
+  }
+
+  // A block of rows and eight keys of a block before it; those the furthest apart first.
+  struct Pair {
+    int block;
+    int eight;
+  };
+
+  __device__ __forceinline__ bool has_slot(int n) const { return n < kSlots - 1 || half() == 0; }
+  __device__ __forceinline__ Pair pair_of(int slot) const {
+    int index = kWarps * slot + (slot < kSlots - 1 ? warp_ : block());
+    int distance = kBlocks - 1;
+    while (index >= 2 * (kBlocks - distance)) index -= 2 * (kBlocks - distance--);
+    return {distance + index / 2, index};
+  }
+
+  // Eight rows of q, then of k: one operand. Eight keys: the second operand.
+  static __device__ __forceinline__ SplitRows load_stacked(std::uint32_t from) {
     SplitRows rows;
     ldmatrix4(from, rows.high);
     ldmatrix4(from + Memory::kLowRows, rows.low);
     return rows;
   }
-
-  // Eight keys of a block, as the second operand.
-  __device__ __forceinline__ SplitColumns load_keys(int eight, int step) const {
+  static __device__ __forceinline__ SplitColumns load_keys(std::uint32_t from) {
     std::uint32_t r[4];
-    ldmatrix4(at(Memory::kRight + eight / 2 * Memory::kRows + lane_ / 16 * Memory::kLowRows) +
-                  Memory::piece(eight % 2 * 8 + lane_ % 8, 2 * step + lane_ / 8 % 2),
-              r);
+    ldmatrix4(from, r);
     return {{{r[0], r[2]}, {r[1], r[3]}}};
   }
 
-  __device__ __forceinline__ void multiply_own(int panel, float (&own)[3][4]) const {
-#pragma unroll 1
-    for (int step = 0; step < 4; ++step) {
-      const SplitColumns first = load_keys(2 * warp_, step);
-      multiply_split(own[0], load_stacked(panel, warp_, 0, step), first);
-      const SplitRows lower = load_stacked(panel, warp_, 1, step);
-      multiply_split(own[1], lower, first);
-      multiply_split(own[2], lower, load_keys(2 * warp_ + 1, step));
+  static __device__ __forceinline__ void multiply_both(float (&d)[2][4], const SplitRows (&a)[2],
+                                                       const SplitColumns& b) {
+    mma_bf16(d[0], a[0].low, b.at[0].high, b.at[1].high);
+    mma_bf16(d[1], a[1].low, b.at[0].high, b.at[1].high);
+    mma_bf16(d[0], a[0].high, b.at[0].low, b.at[1].low);
+    mma_bf16(d[1], a[1].high, b.at[0].low, b.at[1].low);
+    mma_bf16(d[0], a[0].high, b.at[0].high, b.at[1].high);
+    mma_bf16(d[1], a[1].high, b.at[0].high, b.at[1].high);
+  }
+
+  __device__ __forceinline__ std::uint32_t stacked(int row_block) const {
+    return at((lane_ / 8 % 2 == 0 ? Memory::kQueries : Memory::kKeys) + row_block * Memory::kRows) +
+           Memory::piece(lane_ % 8, lane_ / 16);
+  }
+  __device__ __forceinline__ std::uint32_t keys(int eight) const {
+    return at(Memory::kRight + eight / 2 * Memory::kRows + lane_ / 16 * Memory::kLowRows) +
+           Memory::piece(eight % 2 * 8 + lane_ % 8, lane_ / 8 % 2);
+  }
+  // From the first 16 channels of a row or key to others.
+  static __device__ __forceinline__ std::uint32_t turn(std::uint32_t from, int step) {
+    return (from ^ static_cast<std::uint32_t>(step % 4 << 5)) + static_cast<std::uint32_t>(step / 4 * Memory::kPanel);
+  }
+
+  // Pairs within the block: this warp's rows with the block's first eight keys, then, where half() is 1, the others.
+  __device__ __forceinline__ void multiply_own(float (&own)[2][4]) const {
+    const std::uint32_t rows = stacked(block()) + static_cast<std::uint32_t>(half() * 1024);
+    const std::uint32_t first = keys(2 * block());
+#pragma unroll 2
+    for (int step = 0; step < 8; ++step) {
+      const SplitRows a = load_stacked(turn(rows, step));
+      multiply_split(own[0], a, load_keys(turn(first, step)));
+      if (half() == 1) multiply_split(own[1], a, load_keys(turn(first, step) + 1024));
     }
   }
 
-  // A block of rows, later ones first, and eight keys of the blocks before it.
-  struct Pair {
-    int block;
-    int eight;
-
-    __device__ __forceinline__ void operator++() {
-      if (++eight < 2 * block) return;
-      eight = 0;
-      --block;
-    }
-  };
-
-  __device__ __forceinline__ Pair first_pair() const {
-    Pair pair{kBlocks - 1, warp_ * kItems};
-    while (pair.eight >= 2 * pair.block) pair.eight -= 2 * pair.block--;
-    return pair;
-  }
-
-  __device__ __forceinline__ void multiply_others(int panel, float (&others)[kItems][2][4]) const {
-#pragma unroll 1
-    for (int step = 0; step < 4; ++step) {
-      Pair pair = first_pair();
-      SplitRows rows[2];
+  __device__ __forceinline__ void multiply(float (&sums)[kSlots][2][4]) const {
+    std::uint32_t rows[kSlots];
+    std::uint32_t columns[kSlots];
+    std::uint32_t factors[kSlots];  // or 0
 #pragma unroll
-      for (int n = 0; n < kItems; ++n, ++pair) {
-        if (n == 0 || pair.eight == 0) {
-          rows[0] = load_stacked(panel, pair.block, 0, step);
-          rows[1] = load_stacked(panel, pair.block, 1, step);
-        }
-        SplitColumns keys = load_keys(pair.eight, step);
-        const int between = pair.block - 1 - pair.eight / 2;
-        if (between > 0) {
-          const int index = (pair.block - 2) * (pair.block - 1) / 2 + pair.eight / 2;
-          const std::uint32_t factors = at(Memory::kFactors + index * 256 + (16 * step + lane_ % 4 * 2) * 4);
+    for (int n = 0; n < kSlots; ++n) {
+      const Pair pair = has_slot(n) ? pair_of(n) : Pair{1, 0};
+      rows[n] = stacked(pair.block);
+      columns[n] = keys(pair.eight);
+      const bool is_near = pair.block - pair.eight / 2 == 1;
+      factors[n] =
+          is_near ? 0u : decays_between(pair.block, pair.eight / 2) + static_cast<std::uint32_t>(lane_ % 4 * 8);
+    }
+#pragma unroll 1
+    for (int step = 0; step < 8; ++step) {
+#pragma unroll
+      for (int n = 0; n < kSlots; ++n) {
+        if (!has_slot(n)) continue;
+        const SplitRows a[2] = {load_stacked(turn(rows[n], step)), load_stacked(turn(rows[n], step) + 1024)};
+        SplitColumns b = load_keys(turn(columns[n], step));
+        if (factors[n] != 0) {
 #pragma unroll
           for (int part = 0; part < 2; ++part) {
-            const float2 factor = load_shared<float2>(factors + static_cast<std::uint32_t>(32 * part));
-            keys.at[part] = split(first_of(keys.at[part]) * factor.x, second_of(keys.at[part]) * factor.y);
+            const auto factor = load_shared<float2>(factors[n] + static_cast<std::uint32_t>(64 * step + 32 * part));
+            b.at[part] = split(first_of(b.at[part]) * factor.x, second_of(b.at[part]) * factor.y);
           }
         }
-        multiply_split(others[n][0], rows[0], keys);
-        multiply_split(others[n][1], rows[1], keys);
+        multiply_both(sums[n], a, b);
       }
     }
-  }
-
-  __device__ __forceinline__ float shared_float(int offset, int index) const {
-    return load_shared<float>(at(offset + 4 * index));
   }
 
   __device__ __forceinline__ void store_query_pair(std::uint32_t square, int i, int j, float x, float next) const {
@@ -802,96 +879,129 @@ class TensorExtras {
   }
 
   // Pairs within the block; A's in fp32, for the substitution.
-  __device__ __forceinline__ void store_own(const float (&own)[3][4]) const {
-    const int i = lane_ / 4;
+  __device__ __forceinline__ void store_own(const float (&own)[2][4]) const {
+    const int i = 8 * half() + lane_ / 4;
     const int j = lane_ % 4 * 2;
-    const std::uint32_t square = at(Memory::kInverse) + Memory::square(warp_, warp_);
-    const std::uint32_t keys = at(Memory::kOwn + warp_ * kBlock * Memory::kOwnPitch * 4);
+    const std::uint32_t square = memory_ + Memory::query_square(block(), block());
+    const std::uint32_t pairs = at(Memory::kOwn + (block() * kBlock + i) * Memory::kOwnPitch * 4);
+    const int at_row = kBlock * block() + i;
+    // These products carry no scale, but for large rows.
+    const float q_factor = t_.scale * (kScale * shared_float(Memory::kUnscale, at_row));
+    const float k_factor = shared_float(Memory::kBeta, at_row) * (kScale * shared_float(Memory::kUnscale, kC + at_row));
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      const int at_row = kBlock * warp_ + 8 * part + i;
-      // These products carry no scale, but for large rows.
-      const float q_factor = t_.scale * (kScale * shared_float(Memory::kUnscale, at_row));
-      const float k_factor =
-          shared_float(Memory::kBeta, at_row) * (kScale * shared_float(Memory::kUnscale, kC + at_row));
-#pragma unroll
-      for (int n = 0; n <= part; ++n) {
-        const float(&d)[4] = own[part + n];
-        const bool is_whole = n < part;
-        store_query_pair(square, 8 * part + i, 8 * n + j, is_whole || j <= i ? q_factor * d[0] : 0.0f,
-                         is_whole || j < i ? q_factor * d[1] : 0.0f);
-        store_shared(keys + static_cast<std::uint32_t>(((8 * part + i) * Memory::kOwnPitch + 8 * n + j) * 4),
-                     __float_as_uint(k_factor * d[2]), __float_as_uint(k_factor * d[3]));
+    for (int n = 0; n < 2; ++n) {
+      const int column = 8 * n + j;
+      store_query_pair(square, i, column, column <= i ? q_factor * own[n][0] : 0.0f,
+                       column < i ? q_factor * own[n][1] : 0.0f);
+      if (n == 0 || half() == 1) {
+        store_shared(pairs + static_cast<std::uint32_t>(4 * column), __float_as_uint(k_factor * own[n][2]),
+                     __float_as_uint(k_factor * own[n][3]));
       }
     }
-    store_query_pair(square, i, 8 + j, 0, 0);
   }
 
-  __device__ __forceinline__ void store_others(const float (&others)[kItems][2][4]) const {
+  // Pairs of blocks' rows with eight earlier keys.
+  __device__ __forceinline__ void store_pairs(const float (&sums)[kSlots][2][4], bool needs_care) const {
     const int i = lane_ / 4;
-    const int j = lane_ % 4 * 2;
-    Pair pair = first_pair();
 #pragma unroll
-    for (int n = 0; n < kItems; ++n, ++pair) {
-      const std::uint32_t square = Memory::square(pair.block, pair.eight / 2);
+    for (int n = 0; n < kSlots; ++n) {
+      if (!has_slot(n)) continue;
+      const Pair pair = pair_of(n);
+      const int column = pair.eight % 2 * 8 + lane_ % 4 * 2;
+      const std::uint32_t queries = memory_ + Memory::query_square(pair.block, pair.eight / 2);
+      const std::uint32_t pairs = at(Memory::kSolve) + Memory::square(pair.block, pair.eight / 2);
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         const int at_row = kBlock * pair.block + 8 * part + i;
-        const float(&d)[4] = others[n][part];
+        const float(&d)[4] = sums[n][part];
         const float q_factor = t_.scale * shared_float(Memory::kUnscale, at_row);
         const float k_factor = shared_float(Memory::kBeta, at_row) * shared_float(Memory::kUnscale, kC + at_row);
-        const std::uint32_t to = Memory::element(8 * part + i, pair.eight % 2 * 8 + j);
-        store_shared(at(Memory::kInverse) + square + to, narrow2(q_factor * d[0], q_factor * d[1]));
+        store_query_pair(queries, 8 * part + i, column, q_factor * d[0], q_factor * d[1]);
         float x = k_factor * d[2];
         float y = k_factor * d[3];
-        if (!isfinite(x) || !isfinite(y)) {
+        if (needs_care && (!isfinite(x) || !isfinite(y))) {
           x = isfinite(x) ? x : 0.0f;
           y = isfinite(y) ? y : 0.0f;
           mark_shared(at(Memory::kFirstBad), at_row);
         }
-        store_fine(at(Memory::kSolve) + square + to, split_fine(x, y));
+        store_fine(pairs + Memory::element(8 * part + i, column), split_fine(x, y));
       }
     }
   }
 
-  // Not a member: what it is called with stays in registers.
+  // What is rare between the pairs and the inverse, by all warps together.
+  __device__ __forceinline__ void take_care(unsigned flags) const {
+    if ((flags & kHasWild) != 0) leave_out_keys(memory_);
+    __syncthreads();
+    if (half() == 1) return;
+    if ((load_flags(warp_, 2) & kIsSlow) != 0) pair_by_pair(t_, memory_);
+    check_own();
+  }
+
+  // Not members: what they are called with stays in registers.
   static __device__ __noinline__ void pair_by_pair(const ChunkKdaFwdTask& t, std::uint32_t memory) {
     const ChunkPlace place = ChunkPlace::of(t);
     ExtrasPairByPair<kIsBf16, kBlocks>(t, place.item, place.chunk).run(memory);
   }
 
-  // What is not finite in A within the block is left out of it, and its row marked.
-  __device__ __forceinline__ void check_own() const {
-    const int i = lane_ % kBlock;
-    for (int n = 0; n < 8; ++n) {
-      const int j = 8 * half() + n;
-      if (j >= i) break;
-      const std::uint32_t from = at(Memory::kOwn + ((warp_ * kBlock + i) * Memory::kOwnPitch + j) * 4);
-      if (isfinite(load_shared<float>(from))) continue;
-      store_shared(from, 0u);
-      mark_shared(at(Memory::kFirstBad), kBlock * warp_ + i);
+  // A product with a triangular matrix would let what is not finite reach earlier tokens, 0 times NaN being NaN. So such
+  // numbers are left out of it, and poison() marks what follows them. Here those of this warp's rows of k P.
+  static __device__ __noinline__ void leave_out_keys(std::uint32_t memory) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int panel = 0; panel < 2; ++panel) {
+      const auto rows = memory + static_cast<std::uint32_t>(
+                                     Memory::kKeys + (panel * kBlocks + warp / 2) * Memory::kRows + warp % 2 * 1024);
+      const auto limits = memory + static_cast<std::uint32_t>(Memory::kLimits + 4 * (64 * panel + 2 * lane));
+      for (int i = 0; i < 8; ++i) {
+        const std::uint32_t from = rows + static_cast<std::uint32_t>(i * 128 + ((4 * lane) ^ (i << 4)));
+        const SplitPair pair{load_shared<std::uint32_t>(from), load_shared<std::uint32_t>(from + Memory::kLowRows)};
+        const bool is_first_wild = !isfinite(first_of(pair));
+        const bool is_second_wild = !isfinite(second_of(pair));
+        if (is_first_wild) mark_shared(limits, 8 * warp + i);
+        if (is_second_wild) mark_shared(limits + 4, 8 * warp + i);
+        const std::uint32_t keep = (is_first_wild ? 0u : 0xffffu) | (is_second_wild ? 0u : 0xffff0000u);
+        store_shared(from, pair.high & keep);
+        store_shared(from + Memory::kLowRows, pair.low & keep);
+      }
     }
   }
 
-  // This warp's rows of Aqk or Akk, which lie where Akk will.
-  __device__ __forceinline__ void store_triangle(void* data, const RowStrides& s, bool is_vector, bool is_split) const {
-    auto* to = static_cast<std::uint16_t*>(data) + row_of(s, item_, item_.head, first_ + kBlock * warp_);
+  // What is not finite in A within the block is left out of it, and its row marked.
+  __device__ __forceinline__ void check_own() const {
+    const int i = lane_ % kBlock;
 #pragma unroll 1
-    for (int i = lane_; i < kBlock * kC / 8; i += 32) {
-      const int in_block = i / (kC / 8);
-      const int column = i % (kC / 8) * 8;
-      if (kBlock * warp_ + in_block >= chunk_rows_) break;
+    for (int n = 0; n < 8; ++n) {
+      const int j = 8 * (lane_ / 16) + n;
+      if (j >= i) break;
+      const std::uint32_t from = at(Memory::kOwn + ((block() * kBlock + i) * Memory::kOwnPitch + j) * 4);
+      if (isfinite(load_shared<float>(from))) continue;
+      store_shared(from, 0u);
+      mark_shared(at(Memory::kFirstBad), kBlock * block() + i);
+    }
+  }
+
+  // Rows `first` to `first + count` of Aqk or Akk, whose squares lie `per` times as close as those of kInverse.
+  __device__ __forceinline__ void store_triangle(void* data, const RowStrides& s, bool is_vector, int squares, int per,
+                                                 int first, int count) const {
+    const int row_block = first / kBlock;
+    const int column = lane_ % (kC / 8) * 8;
+    constexpr int kRowsAtOnce = 256 / kC;
+    const std::uint32_t from = at(squares) + Memory::square(row_block, column / kBlock) / per;
+    auto* to = static_cast<std::uint16_t*>(data) + row_of(s, item_, item_.head, first_ + first) + column * s.inner;
+#pragma unroll 2
+    for (int i = lane_ / (kC / 8); i < count; i += kRowsAtOnce) {
+      if (first + i >= chunk_rows_) break;
       uint4 words{0, 0, 0, 0};
-      if (column / kBlock <= warp_) {
-        const std::uint32_t from =
-            at(Memory::kInverse) + Memory::square(warp_, column / kBlock) + Memory::element(in_block, column % kBlock);
-        words = load_shared<uint4>(from);
-        if (!kIsBf16 && is_split) {
-          const uint4 low = load_shared<uint4>(from + Memory::kLowSquare);
+      if (column / kBlock <= row_block) {
+        const std::uint32_t place = from + Memory::element((first + i) % kBlock, column % kBlock);
+        words = load_shared<uint4>(place);
+        if (!kIsBf16 && per == 1) {
+          const uint4 low = load_shared<uint4>(place + Memory::kLowSquare);
           words = {joined(words.x, low.x), joined(words.y, low.y), joined(words.z, low.z), joined(words.w, low.w)};
         }
       }
-      put8(to + in_block * s.token + column * s.inner, s.inner, is_vector, words);
+      put8(to + i * (kIsPlain ? kC : s.token), s.inner, is_vector, words);
     }
   }
 
@@ -910,7 +1020,7 @@ class TensorExtras {
     store_apart(to + 4 * step, step, uint2{words.z, words.w});
   }
 
-  // A square as the first operand; transposed, rows as the second's rows: columns 0 to 7, then 8 to 15.
+  // A square as the first operand.
   __device__ __forceinline__ std::uint32_t square_place() const {
     return Memory::element(lane_ / 8 % 2 * 8 + lane_ % 8, lane_ / 16 * 8);
   }
@@ -927,15 +1037,14 @@ class TensorExtras {
     ldmatrix4(square + square_place() + Memory::kRestSquare, rows.rest);
     return rows;
   }
-  __device__ __forceinline__ void load_fine(std::uint32_t square, FineColumns (&columns)[2]) const {
-    std::uint32_t high[4];
-    std::uint32_t low[4];
+  // Its columns 8 n to 8 n + 7 as the second.
+  __device__ __forceinline__ FineColumns load_fine(std::uint32_t square, int n) const {
+    const std::uint32_t from = square + Memory::element(lane_ / 8 % 2 * 8 + lane_ % 8, 8 * n);
+    std::uint32_t split[4];
     std::uint32_t rest[4];
-    ldmatrix4_transposed(square + square_place(), high);
-    ldmatrix4_transposed(square + square_place() + Memory::kLowSquare, low);
-    ldmatrix4_transposed(square + square_place() + Memory::kRestSquare, rest);
-    columns[0] = {{{high[0], low[0], rest[0]}, {high[1], low[1], rest[1]}}};
-    columns[1] = {{{high[2], low[2], rest[2]}, {high[3], low[3], rest[3]}}};
+    ldmatrix4_transposed(from + static_cast<std::uint32_t>(lane_ / 16 * Memory::kLowSquare), split);
+    ldmatrix4_transposed(from + Memory::kRestSquare, rest);
+    return {{{split[0], split[2], rest[0]}, {split[1], split[3], rest[1]}}};
   }
   static __device__ __forceinline__ void store_fine(std::uint32_t to, const FinePair& pair) {
     store_shared(to, pair.high);
@@ -944,102 +1053,89 @@ class TensorExtras {
   }
 
   // Akk = (I + A)^-1 by substitution, fp32 within blocks, block by block: Akk_ij is the sum over j <= m < i of -(Akk_ii
-  // A_im) Akk_mj. Makes Akk diag(beta) as well.
-  __device__ __forceinline__ void invert() const {
-    const int first_bad = load_shared<int>(at(Memory::kFirstBad)) - kBlock * warp_;
-    invert_own(first_bad);
-    __syncwarp();
+  // A_im) Akk_mj. Makes Akk diag(kSeeds) as well. Two warps share a block of rows, each has every other eight columns.
+  __device__ __forceinline__ void merge() const {
+    const int row_block = warp_ % kBlocks;
+    const int n = warp_ / kBlocks;
     {
-      const FineRows inverse = load_fine(at(Memory::kInverse) + Memory::square(warp_, warp_));
+      const FineRows inverse = load_fine(at(Memory::kInverse) + Memory::square(row_block, row_block));
 #pragma unroll 1
-      for (int m = 0; m < warp_; ++m) {
-        const std::uint32_t square = at(Memory::kSolve) + Memory::square(warp_, m);
-        FineColumns columns[2];
-        load_fine(square, columns);
-        float d[2][4] = {};
-        multiply_fine(d[0], inverse, columns[0]);
-        multiply_fine(d[1], inverse, columns[1]);
+      for (int m = 0; m < row_block; ++m) {
+        const std::uint32_t square = at(Memory::kSolve) + Memory::square(row_block, m);
+        const FineColumns columns = load_fine(square, n);
+        float d[4] = {};
+        multiply_fine(d, inverse, columns);
         __syncwarp();
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          store_fine(square + Memory::element(n % 2 * 8 + lane_ / 4, n / 2 * 8 + lane_ % 4 * 2),
-                     split_fine(-d[n / 2][n % 2 * 2], -d[n / 2][n % 2 * 2 + 1]));
+        for (int part = 0; part < 2; ++part) {
+          store_fine(square + Memory::element(8 * part + lane_ / 4, 8 * n + lane_ % 4 * 2),
+                     split_fine(-d[2 * part], -d[2 * part + 1]));
         }
       }
     }
-    float sums[kBlocks - 1][2][4] = {};
+    float sums[kBlocks - 1][4] = {};
 #pragma unroll 1
     for (int m = 0; m < kBlocks - 1; ++m) {
       __syncthreads();  // block m's rows are complete
-      if (m >= warp_) continue;
-      const FineRows left = load_fine(at(Memory::kSolve) + Memory::square(warp_, m));
+      if (m >= row_block) continue;
+      const FineRows left = load_fine(at(Memory::kSolve) + Memory::square(row_block, m));
 #pragma unroll
       for (int j = 0; j < kBlocks - 1; ++j) {
         if (j > m) continue;
-        FineColumns columns[2];
-        load_fine(at(Memory::kInverse) + Memory::square(m, j), columns);
-        multiply_fine(sums[j][0], left, columns[0]);
-        multiply_fine(sums[j][1], left, columns[1]);
+        multiply_fine(sums[j], left, load_fine(at(Memory::kInverse) + Memory::square(m, j), n));
       }
-      if (m + 1 < warp_) continue;
-      __syncwarp();
+      if (m + 1 < row_block) continue;
+      // The other of the two warps has read block m's squares of A when it reads no more; these are written only here.
+      barrier_sync(1 + row_block, 64);
 #pragma unroll
       for (int j = 0; j < kBlocks - 1; ++j) {
-        if (j <= m) store_inverse(j, sums[j], first_bad);
+        if (j <= m) store_inverse(row_block, j, n, sums[j]);
       }
     }
   }
 
-  __device__ __forceinline__ void store_inverse(int j, const float (&sums)[2][4], int first_bad) const {
-    const std::uint32_t square = Memory::square(warp_, j);
+  __device__ __forceinline__ void store_inverse(int row_block, int j, int n, const float (&sums)[4]) const {
+    const int first_bad = load_shared<int>(at(Memory::kFirstBad)) - kBlock * row_block;
+    const std::uint32_t square = Memory::square(row_block, j);
+    const int column = 8 * n + lane_ % 4 * 2;
+    const float2 seed = load_shared<float2>(at(Memory::kSeeds + 4 * (kBlock * j + column)));
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int column = 8 * n + lane_ % 4 * 2;
-      const float2 beta = load_shared<float2>(at(Memory::kBeta + 4 * (kBlock * j + column)));
-#pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        const int i = 8 * part + lane_ / 4;
-        const float bad = __uint_as_float(0x7fffffffu);
-        const float x = i >= first_bad ? bad : sums[n][2 * part];
-        const float y = i >= first_bad ? bad : sums[n][2 * part + 1];
-        const std::uint32_t to = square + Memory::element(i, column);
-        const SplitPair solve = split(x * beta.x, y * beta.y);
-        store_fine(at(Memory::kInverse) + to, split_fine(x, y));
-        store_shared(at(Memory::kSolve) + to, solve.high);
-        store_shared(at(Memory::kSolve) + to + Memory::kLowSquare, solve.low);
-      }
+    for (int part = 0; part < 2; ++part) {
+      const int i = 8 * part + lane_ / 4;
+      const float bad = __uint_as_float(0x7fffffffu);
+      const float x = i >= first_bad ? bad : sums[2 * part];
+      const float y = i >= first_bad ? bad : sums[2 * part + 1];
+      const std::uint32_t to = square + Memory::element(i, column);
+      const SplitPair solve = split(x * seed.x, y * seed.y);
+      store_fine(at(Memory::kInverse) + to, split_fine(x, y));
+      store_shared(at(Memory::kSolve) + to, solve.high);
+      store_shared(at(Memory::kSolve) + to + Memory::kLowSquare, solve.low);
     }
   }
 
-  // A lane has a column, and stores half of it.
-  __device__ __forceinline__ void invert_own(int first_bad) const {
+  // A lane has a column of the warp's block, and stores half of it.
+  __device__ __forceinline__ void invert_own() const {
+    const int first_bad = load_shared<int>(at(Memory::kFirstBad)) - kBlock * warp_;
     const int column = lane_ % kBlock;
-    const float beta = shared_float(Memory::kBeta, kBlock * warp_ + column);
+    const int half = lane_ / kBlock;
+    const float seed = shared_float(Memory::kSeeds, kBlock * warp_ + column);
     const std::uint32_t keys = at(Memory::kOwn + warp_ * kBlock * Memory::kOwnPitch * 4);
     float x[kBlock];
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      float even = i == column ? 1.0f : 0.0f;
-      float odd = 0;
-#pragma unroll
-      for (int j = 0; j < i; j += 4) {
-        const float4 a = load_shared<float4>(keys + static_cast<std::uint32_t>((i * Memory::kOwnPitch + j) * 4));
-        even = fmaf(-a.x, x[j], even);
-        if (j + 1 < i) odd = fmaf(-a.y, x[j + 1], odd);
-        if (j + 2 < i) even = fmaf(-a.z, x[j + 2], even);
-        if (j + 3 < i) odd = fmaf(-a.w, x[j + 3], odd);
-      }
-      x[i] = even + odd;
-    }
+    substitute(
+        column,
+        [&](int i, int j) {
+          return load_shared<float4>(keys + static_cast<std::uint32_t>((i * Memory::kOwnPitch + j) * 4));
+        },
+        x);
     const std::uint32_t square = Memory::square(warp_, warp_);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const int i = 8 * half() + n;
-      float value = half() == 0 ? x[n] : x[8 + n];
+      const int i = 8 * half + n;
+      float value = half == 0 ? x[n] : x[8 + n];
       if (i < column) value = 0;
       if (i > column && i >= first_bad) value = __uint_as_float(0x7fffffffu);
       const FinePair inverse = split_fine(value, 0);
-      const SplitPair solve = split(i < column ? 0.0f : value * beta, 0);
+      const SplitPair solve = split(i < column ? 0.0f : value * seed, 0);
       const std::uint32_t to = square + Memory::element(i, column);
       store_shared_half(at(Memory::kInverse) + to, static_cast<std::uint16_t>(inverse.high));
       store_shared_half(at(Memory::kInverse) + to + Memory::kLowSquare, static_cast<std::uint16_t>(inverse.low));
@@ -1049,24 +1145,22 @@ class TensorExtras {
     }
   }
 
-  // v of the chunk: a thread's part of every eighth of its rows.
-  __device__ __forceinline__ void load_values(uint4 (&v)[8]) const {
+  // v of the chunk, 128 columns from `column` on: a thread's part of every fourth of its rows.
+  __device__ __forceinline__ void load_values(int column, uint4 (&v)[4]) const {
     const RowStrides& s = t_.v;
     const bool is_vector = t_.vector_inputs && reinterpret_cast<std::uintptr_t>(t_.at.v) % 16 == 0;
-    const int column = static_cast<int>(threadIdx.x) % 16 * 8;
+    const int at_column = column + static_cast<int>(threadIdx.x) % 16 * 8;
     const auto* from =
-        static_cast<const std::uint16_t*>(t_.at.v) + row_of(s, item_, item_.head, first_) + column * s.inner;
+        static_cast<const std::uint16_t*>(t_.at.v) + row_of(s, item_, item_.head, first_) + at_column * s.inner;
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int i = static_cast<int>(threadIdx.x) / 16 + n * (kThreads / 16);
+    for (int n = 0; n < 4; ++n) {
+      const int i = static_cast<int>(threadIdx.x) / 16 + n * (kC / 4);
       v[n] = {0, 0, 0, 0};
-      if (i >= chunk_rows_) continue;
+      if (i >= chunk_rows_ || at_column >= t_.V) continue;
       if (kIsPlain || is_vector) {
         v[n] = __ldg(reinterpret_cast<const uint4*>(from + i * s.token));
       } else {
-        const uint4 low = load4(from, kDtype, i * s.token, s.inner, false);
-        const uint4 high = load4(from, kDtype, i * s.token + 4 * s.inner, s.inner, false);
-        v[n] = {low.x, low.y, high.x, high.y};
+        v[n] = load8_apart(from + i * s.token, s.inner);
       }
     }
   }
@@ -1075,129 +1169,128 @@ class TensorExtras {
     return at(Memory::kInverse + row * 256 + ((piece ^ (row & 7)) << 4));
   }
 
-  __device__ __forceinline__ void put_values(const uint4 (&v)[8]) const {
+  __device__ __forceinline__ void put_values(const uint4 (&v)[4]) const {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int i = static_cast<int>(threadIdx.x) / 16 + n * (kThreads / 16);
+    for (int n = 0; n < 4; ++n) {
+      const int i = static_cast<int>(threadIdx.x) / 16 + n * (kC / 4);
       store_shared(value_place(i, static_cast<int>(threadIdx.x) % 16), v[n]);
     }
   }
 
-  static constexpr int kTiles = 16 / kBlocks;  // of eight columns of w and u, of a warp
+  static constexpr int kTiles = 8 / kBlocks;  // of eight columns of w and u, of a warp
+  __device__ __forceinline__ int column_of_warp() const { return warp_ * kTiles * 8; }
 
-  // w = (Akk diag(beta)) (k decayed from the chunk's first row on), or u = (Akk diag(beta)) v, in this warp's columns.
-  __device__ __forceinline__ void solve(bool is_w) const {
+  template <bool kHasLow>
+  static __device__ __forceinline__ void multiply_tiles(float (&d)[kTiles][4], const SplitRows& a,
+                                                        const SplitColumns (&b)[kTiles]) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) mma_bf16(d[n], a.low, b[n].at[0].high, b[n].at[1].high);
+    if constexpr (kHasLow) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) mma_bf16(d[n], a.high, b[n].at[0].low, b[n].at[1].low);
+    }
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) mma_bf16(d[n], a.high, b[n].at[0].high, b[n].at[1].high);
+  }
+
+  // w = (Akk diag(beta)) (k decayed from the chunk's first row on), in this warp's columns: with D_j the decay of block
+  // j, w = M_0 + D_0 (M_1 + D_1 (M_2 + ...)), M_j the part of block j's k P.
+  __device__ __forceinline__ void make_w(bool has_wild) const {
+    if (column_of_warp() >= t_.K) return;
     float d[kBlocks][kTiles][4] = {};
-    float before[kTiles] = {};
-    bool is_finite = true;
-#pragma unroll 1
-    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int j = kBlocks - 1; j >= 0; --j) {
       SplitColumns right[kTiles];
-      if (is_w) {
-        is_finite = load_decayed_keys(j, before, right) && is_finite;
-      } else {
-        is_finite = load_value_columns(j, right) && is_finite;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const int piece = warp_ * kTiles + n;
+        std::uint32_t r[4];
+        ldmatrix4_transposed(
+            at(Memory::kKeys + (piece / 8 * kBlocks + j) * Memory::kRows + lane_ / 16 * Memory::kLowRows) +
+                Memory::piece(lane_ / 8 % 2 * 8 + lane_ % 8, piece % 8),
+            r);
+        right[n] = {{{r[0], r[2]}, {r[1], r[3]}}};
+        if (j == kBlocks - 1) continue;
+        const auto decay = load_shared<float2>(at(Memory::kDecays + 512 * j + 4 * (8 * piece + lane_ % 4 * 2)));
+#pragma unroll
+        for (int i = j + 1; i < kBlocks; ++i) {
+          d[i][n][0] *= decay.x;
+          d[i][n][1] *= decay.y;
+          d[i][n][2] *= decay.x;
+          d[i][n][3] *= decay.y;
+        }
       }
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        if (i < j) continue;
-        const SplitRows left = load_square(at(Memory::kSolve) + Memory::square(i, j));
+      for (int i = j; i < kBlocks; ++i) {
+        multiply_tiles<true>(d[i], load_square(at(Memory::kSolve) + Memory::square(i, j)), right);
+      }
+    }
+    if (has_wild) poison(d);
+    stage(d, kPerScale);
+  }
+
+  // u = (Akk diag(beta)) v, in this warp's columns.
+  __device__ __forceinline__ void make_u(bool has_large) const {
+    float d[kBlocks][kTiles][4] = {};
+    bool is_finite = true;
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) multiply_split(d[i][n], left, right[n]);
+    for (int j = 0; j < kBlocks; ++j) {
+      SplitColumns right[kTiles];
+      is_finite = load_value_columns(j, has_large, right) && is_finite;
+#pragma unroll
+      for (int i = j; i < kBlocks; ++i) {
+        multiply_tiles<!kIsBf16>(d[i], load_square(at(Memory::kSolve) + Memory::square(i, j)), right);
       }
     }
     if (!is_finite) poison(d);
-    store_columns(is_w ? t_.at.w : t_.at.u, is_w ? t_.w : t_.u, is_w ? vectors_.w : vectors_.u, d);
+    stage(d, 1.0f);
   }
 
-  // Tokens 16 j to 16 j + 15 of this warp's columns of k, decayed. Returns whether all are finite in all lanes; what is
-  // not counts as 0.
-  __device__ __forceinline__ bool load_decayed_keys(int j, float (&before)[kTiles],
-                                                    SplitColumns (&right)[kTiles]) const {
-    float unscale[4];
-    const std::uint32_t from = at(Memory::kUnscale + 4 * (kC + kBlock * j + lane_ % 4 * 2));
-    *reinterpret_cast<float2*>(unscale) = load_shared<float2>(from);
-    *reinterpret_cast<float2*>(unscale + 2) = load_shared<float2>(from + 32);
-    bool is_finite = true;
+  // Tokens 16 j to 16 j + 15 of this warp's columns of v. Returns whether all are finite in all lanes; what is not counts
+  // as 0.
+  __device__ __forceinline__ bool load_value_columns(int j, bool has_large, SplitColumns (&right)[kTiles]) const {
+    const int piece = warp_ * kTiles;
+    std::uint32_t r[4];
+    ldmatrix4_transposed(
+        value_place(kBlock * j + lane_ / 8 % 2 * 8 + lane_ % 8, piece + (kTiles == 2 ? lane_ / 16 : 0)), r);
+    constexpr std::uint32_t kExponents = kIsBf16 ? 0x7f807f80u : 0x7c007c00u;
+    bool is_odd = false;
+#pragma unroll
+    for (int n = 0; n < 2 * kTiles; ++n) {
+      const std::uint32_t exponents = ~r[n] & kExponents;
+      is_odd = is_odd || (exponents & 0xffffu) == 0 || (exponents >> 16) == 0;
+    }
+    const bool is_finite = !__any_sync(kAll, is_odd);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const int piece = warp_ * kTiles + n;
-      std::uint32_t r[4];
-      ldmatrix4_transposed(
-          at(Memory::kKeys + (piece / 8 * kBlocks + j) * Memory::kRows + lane_ / 16 * Memory::kLowRows) +
-              Memory::piece(lane_ / 8 % 2 * 8 + lane_ % 8, piece % 8),
-          r);
-      const int column = 8 * piece + lane_ / 4;
-      const float prefix = fast_exp2(kGkPerGate * before[n]);
-      before[n] += shared_float(Memory::kTotals, 256 * j + column);
-      before[n] += shared_float(Memory::kTotals, 256 * j + 128 + column);
-      const SplitPair early{r[0], r[2]};
-      const SplitPair late{r[1], r[3]};
-      float x[4] = {first_of(early), second_of(early), first_of(late), second_of(late)};
-      float zero = 0;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        x[e] *= prefix * unscale[e];
-        zero = fmaf(x[e], 0.0f, zero);
+      SplitColumns& to = right[n];
+      if (kIsBf16 && is_finite && !has_large) {
+        to = {{{r[2 * n], 0}, {r[2 * n + 1], 0}}};
+        continue;
       }
-      if (__any_sync(kAll, zero != 0)) {
-        is_finite = false;
-        leave_out(x, j, column);
+      float4 x = wide({r[2 * n], r[2 * n + 1]});
+      if (!is_finite) {
+        x = leave_out_apart(x, at(Memory::kLimits + 4 * (8 * (piece + n) + lane_ / 4)), kBlock * j + lane_ % 4 * 2);
       }
-      right[n] = {{split(x[0], x[1]), split(x[2], x[3])}};
+      if (has_large) {
+        // kSeeds has beta in kScale there.
+        const std::uint32_t from = at(Memory::kUnscale + 4 * (kC + kBlock * j + lane_ % 4 * 2));
+        const auto first = load_shared<float2>(from);
+        const auto second = load_shared<float2>(from + 32);
+        const auto scale = [](float unscale) { return unscale == 1.0f ? kPerScale : 1.0f; };
+        x = times(x, float4{scale(first.x), scale(first.y), scale(second.x), scale(second.y)});
+      }
+      to = {{split(x.x, x.y), split(x.z, x.w)}};
     }
     return is_finite;
   }
 
-  // The same of v.
-  __device__ __forceinline__ bool load_value_columns(int j, SplitColumns (&right)[kTiles]) const {
-    bool is_finite = true;
-#pragma unroll
-    for (int pair = 0; pair < kTiles / 2; ++pair) {
-      const int piece = warp_ * kTiles + 2 * pair;
-      std::uint32_t r[4];
-      ldmatrix4_transposed(value_place(kBlock * j + lane_ / 8 % 2 * 8 + lane_ % 8, piece + lane_ / 16), r);
-      constexpr std::uint32_t kExponents = kIsBf16 ? 0x7f807f80u : 0x7c007c00u;
-      bool is_odd = false;
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const std::uint32_t exponents = ~r[n] & kExponents;
-        is_odd = is_odd || (exponents & 0xffffu) == 0 || (exponents >> 16) == 0;
-      }
-      const bool needs_care = __any_sync(kAll, is_odd);
-      is_finite = is_finite && !needs_care;
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        SplitColumns& to = right[2 * pair + n];
-        if (kIsBf16 && !needs_care) {
-          to = {{{r[2 * n], 0}, {r[2 * n + 1], 0}}};
-          continue;
-        }
-        const float4 wide_values = widen4({r[2 * n], r[2 * n + 1], 0, 0}, kDtype);
-        float x[4] = {wide_values.x, wide_values.y, wide_values.z, wide_values.w};
-        if (needs_care) leave_out(x, j, 8 * (piece + n) + lane_ / 4);
-        to = {{split(x[0], x[1]), split(x[2], x[3])}};
-      }
-    }
-    return is_finite;
-  }
-
-  // A product with a triangular matrix would let what is not finite reach earlier tokens, 0 times NaN being NaN. So
-  // such numbers are left out of it, and poison() marks what follows them.
-  __device__ __forceinline__ void leave_out(float (&x)[4], int j, int column) const {
-    const float4 finite =
-        leave_out_apart({x[0], x[1], x[2], x[3]}, at(Memory::kLimits + 4 * column), kBlock * j + lane_ % 4 * 2);
-    x[0] = finite.x;
-    x[1] = finite.y;
-    x[2] = finite.z;
-    x[3] = finite.w;
-  }
-
+  // Tokens from the first one on that was left out are NaN.
   __device__ __forceinline__ void poison(float (&d)[kBlocks][kTiles][4]) const {
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const std::uint32_t from = at(Memory::kLimits + 4 * ((warp_ * kTiles + n) * 8 + lane_ % 4 * 2));
+      const std::uint32_t from = at(Memory::kLimits + 4 * (column_of_warp() + 8 * n + lane_ % 4 * 2));
       const int first = load_shared<int>(from);
       const int second = load_shared<int>(from + 4);
 #pragma unroll
@@ -1212,48 +1305,41 @@ class TensorExtras {
     }
     __syncwarp();
     for (int i = lane_; i < kTiles * 8; i += 32) {
-      store_shared(at(Memory::kLimits + 4 * (warp_ * kTiles * 8 + i)), static_cast<std::uint32_t>(kC));
+      store_shared(at(Memory::kLimits + 4 * (column_of_warp() + i)), static_cast<std::uint32_t>(kC));
     }
     __syncwarp();
   }
 
-  // Four lanes' words: lane c gets word c of each.
-  __device__ __forceinline__ uint4 exchange(std::uint32_t (&words)[4]) const {
-#pragma unroll
-    for (int distance = 1; distance < 4; distance *= 2) {
-      const bool is_upper = (lane_ & distance) != 0;
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const int low = distance == 1 ? 2 * n : n;
-        const int high = low + distance;
-        const std::uint32_t got = __shfl_xor_sync(kAll, is_upper ? words[low] : words[high], distance);
-        words[low] = is_upper ? got : words[low];
-        words[high] = is_upper ? words[high] : got;
-      }
-    }
-    return {words[0], words[1], words[2], words[3]};
-  }
-
-  __device__ __forceinline__ void store_columns(void* data, const RowStrides& s, bool is_vector,
-                                                const float (&d)[kBlocks][kTiles][4]) const {
-    auto* to = static_cast<std::uint16_t*>(data) + row_of(s, item_, item_.head, first_) + warp_ * kTiles * 8 * s.inner;
-    constexpr int kHalves = 4 / kTiles;  // of a block's rows that one exchange serves
+  // Puts this warp's columns where copy_out() finds them.
+  __device__ __forceinline__ void stage(const float (&d)[kBlocks][kTiles][4], float scale) const {
+    const std::uint32_t to =
+        at(Memory::kStage + lane_ / 4 * Memory::kStagePitch + 2 * column_of_warp() + lane_ % 4 * 4);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
-      for (int group = 0; group < 2 / kHalves; ++group) {
-        std::uint32_t words[4];
+      for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const float(&tile)[4] = d[i][n % kTiles];
-          const int part = group * kHalves + n / kTiles;
-          words[n] = narrow2(tile[2 * part], tile[2 * part + 1]);
+        for (int part = 0; part < 2; ++part) {
+          store_shared(to + static_cast<std::uint32_t>((kBlock * i + 8 * part) * Memory::kStagePitch + 16 * n),
+                       narrow2(d[i][n][2 * part] * scale, d[i][n][2 * part + 1] * scale));
         }
-        const uint4 all = exchange(words);
-        const int n = lane_ % 4;
-        const int at_row = kBlock * i + 8 * (group * kHalves + n / kTiles) + lane_ / 4;
-        if (at_row < chunk_rows_) put8(to + at_row * s.token + n % kTiles * 8 * s.inner, s.inner, is_vector, all);
       }
+    }
+  }
+
+  // Whole rows, 128 columns from `column` on, of `width` columns in all.
+  __device__ __forceinline__ void copy_out(void* data, const RowStrides& s, bool is_vector, int column,
+                                           int width) const {
+    const int piece = static_cast<int>(threadIdx.x) % 16;
+    if (column + 8 * piece >= width) return;
+    auto* to =
+        static_cast<std::uint16_t*>(data) + row_of(s, item_, item_.head, first_) + (column + 8 * piece) * s.inner;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int i = static_cast<int>(threadIdx.x) / 16 + n * (kC / 4);
+      if (i >= chunk_rows_) break;
+      const auto words = load_shared<uint4>(at(Memory::kStage + i * Memory::kStagePitch + 16 * piece));
+      put8(to + i * s.token, s.inner, is_vector, words);
     }
   }
 
@@ -1263,17 +1349,15 @@ class TensorExtras {
   const std::uint32_t memory_;
   const int warp_;
   const int lane_;
-  const std::int64_t first_;         // token of the sequence
-  const std::uint32_t first_place_;  // of place(0)
-  const int chunk_rows_;             // valid ones
-  int rows_ = 0;                     // valid ones of this lane's eight: not above 0 if none is
+  const std::int64_t first_;  // token of the sequence
+  const int chunk_rows_;      // valid ones
+  const Gate gate_;
+  int rows_ = 0;  // valid ones of this warp's eight: not above 0 if none is, or no channel of this lane
   bool is_vector_ = false;
-  uint2 k_[8];
-  uint4 g_[8];
-  float bias_[4] = {};
-  float row_factor_ = 1;  // of row lane % 8 of q or k
-  unsigned large_ = 0;
+  uint2 q_[8], k_[8];
+  unsigned large_ = 0;  // of the rows of q, then of k, those that carry no scale
   bool is_good_ = true;
+  bool is_tame_ = true;
 };
 
 template <bool kIsBf16, int kBlocks, bool kIsPlain>
