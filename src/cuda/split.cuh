@@ -70,13 +70,20 @@ __device__ __forceinline__ FinePair split_fine(float first, float second) {
   return {high, low, round_pair(first - first_of(low), second - second_of(low))};
 }
 
-__device__ __forceinline__ void multiply_fine(float (&d)[4], const FineRows& a, const FineColumns& b) {
-  mma_bf16(d, a.rest, b.at[0].high, b.at[1].high);
-  mma_bf16(d, a.low, b.at[0].low, b.at[1].low);
-  mma_bf16(d, a.high, b.at[0].rest, b.at[1].rest);
-  mma_bf16(d, a.low, b.at[0].high, b.at[1].high);
-  mma_bf16(d, a.high, b.at[0].low, b.at[1].low);
-  mma_bf16(d, a.high, b.at[0].high, b.at[1].high);
+// The sum of the small products and that of the others, so that fewer products wait for one another.
+struct FineSum {
+  float small[4];
+  float large[4];
+  __device__ __forceinline__ float operator[](int e) const { return small[e] + large[e]; }
+};
+
+__device__ __forceinline__ void multiply_fine(FineSum& d, const FineRows& a, const FineColumns& b) {
+  mma_bf16(d.small, a.rest, b.at[0].high, b.at[1].high);
+  mma_bf16(d.large, a.low, b.at[0].high, b.at[1].high);
+  mma_bf16(d.small, a.low, b.at[0].low, b.at[1].low);
+  mma_bf16(d.large, a.high, b.at[0].low, b.at[1].low);
+  mma_bf16(d.small, a.high, b.at[0].rest, b.at[1].rest);
+  mma_bf16(d.large, a.high, b.at[0].high, b.at[1].high);
 }
 
 }  // namespace kda::cuda

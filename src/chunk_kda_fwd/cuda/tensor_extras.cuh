@@ -20,16 +20,16 @@ struct ExtrasVectors {
   bool gk, Aqk, Akk, w, u, qg, kg;
 };
 
-// Predicated, where the compiler would branch.
+// Predicated, where the compiler would branch; what is stored is not read here again.
 __device__ __forceinline__ void store_if(bool is_there, void* to, const uint4& x) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v4.u32 [%1], {%2,%3,%4,%5};\n}\n" ::"r"(
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.cs.v4.u32 [%1], {%2,%3,%4,%5};\n}\n" ::"r"(
                    static_cast<int>(is_there)),
                "l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");
 }
 
 __device__ __forceinline__ void store_if(bool is_there, void* to, const uint2& x) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v2.u32 [%1], {%2,%3};\n}\n" ::"r"(
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.cs.v2.u32 [%1], {%2,%3};\n}\n" ::"r"(
                    static_cast<int>(is_there)),
                "l"(to), "r"(x.x), "r"(x.y)
                : "memory");
@@ -58,6 +58,11 @@ __device__ __forceinline__ uint2 load2_if(bool is_there, const void* from) {
 
 __device__ __forceinline__ void store_shared_half(std::uint32_t address, std::uint16_t x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
+}
+
+// 16 bytes, or zeros.
+__device__ __forceinline__ void copy_async16_if(bool is_there, std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 
 // Marks `index` at an address in shared memory, where the least one stays. It is rare.
@@ -90,6 +95,9 @@ struct TensorExtrasMemory {
 
   static constexpr int most(int a, int b) { return a > b ? a : b; }
 
+  // Bytes between rows of w and u as they lie before they leave.
+  static constexpr int kStagePitch = 272;
+
   // Byte offsets. Scaled: by kScale, or, rows of large numbers, not at all.
   static constexpr int kPanel = kBlocks * kRows;        // 64 channels of all blocks
   static constexpr int kKeys = 0;                       // [2 panels][blocks] k P, scaled
@@ -98,27 +106,31 @@ struct TensorExtrasMemory {
   static constexpr int kFactors = kRight + 2 * kPanel;  // [pairs][128] fp32: decay of the blocks between two
   static constexpr int kFactorPairs = (kBlocks - 3) * (kBlocks - 2) / 2;
   // After the pairs.
-  static constexpr int kSolve = kQueries;                              // A, then Akk diag(kSeeds)
-  static constexpr int kInverse = kSolve + kTriangle;                  // Akk, then v [C][128] in 128-byte swizzle
-  static constexpr int kStage = kInverse + most(kTriangle, kC * 256);  // [C][kStagePitch] w or u on their way out
-  static constexpr int kStagePitch = 272;
+  static constexpr int kSolve = kQueries;              // A, then Akk diag(kSeeds)
+  static constexpr int kInverse = kSolve + kTriangle;  // Akk, then u on its way out, as w in kStage
+  static constexpr int kStage = kInverse + most(kC * kStagePitch, kTriangle);  // [C][kStagePitch] w on its way out
   static constexpr int kOwn = kStage;  // [blocks][16][kOwnPitch] fp32: A within blocks
   static constexpr int kOwnPitch = 20;
-  static constexpr int kQueryPairs = kOwn + kBlocks * kBlock * kOwnPitch * 4;  // Aqk, high parts of the squares
-  static constexpr int kTotals =                                               // [2 blocks][128] fp32: sums of gates
-      most(kFactors + kFactorPairs * 512, most(kStage + kC * kStagePitch, kQueryPairs + kTriangle / 3));
+  static constexpr int kNarrow = kOwn + kBlocks * kBlock * kOwnPitch * 4;  // Aqk, then Akk, high parts of the squares
+  static constexpr int kAfterPairs = most(kStage + kC * kStagePitch, kNarrow + kTriangle / 3);
+  // v [C][128] in 128-byte swizzle: where there is room, else where Akk was.
+  static constexpr bool kHasRoomForValues = kBlocks == 4;
+  static constexpr int kValues = kHasRoomForValues ? kAfterPairs : kInverse;
+  static constexpr int kTotals =  // [2 blocks][128] fp32: sums of gates
+      most(kFactors + kFactorPairs * 512, kAfterPairs + (kHasRoomForValues ? kC * 256 : 0));
   static constexpr int kDecays = kTotals + kBlocks * 1024;     // [blocks - 1][128] fp32: decay of a block
   static constexpr int kBeta = kDecays + (kBlocks - 1) * 512;  // [C] fp32
   static constexpr int kSeeds = kBeta + kC * 4;                // [C] fp32: beta, in kScale where k's row is large
   static constexpr int kUnscale = kSeeds + kC * 4;             // [2][C] fp32: 1 / scale of q's rows, of k's rows
   static constexpr int kNorms = kUnscale + 2 * kC * 4;         // [C][2] fp32: factors of q's row, of k's row
-  static constexpr int kLimits = kNorms + 2 * kC * 4;          // [128] int: first token that is not finite
+  static constexpr int kKeyNorms = kNorms + 2 * kC * 4;        // [C] fp32: factor of k's row, never with a scale
+  static constexpr int kLimits = kKeyNorms + kC * 4;           // [128] int: first token that is not finite
   static constexpr int kFlags = kLimits + 512;                 // [warps] of WarpFlags
   static constexpr int kFirstBad = kFlags + 8 * kBlocks;       // int: first row of A that is not finite
   static constexpr int kBytes = kFirstBad + 16;
   static_assert(kBytes <= 232448, "more than a block of threads can have");
-  static __device__ __forceinline__ std::uint32_t query_square(int row_block, int column_block) {
-    return kQueryPairs + square(row_block, column_block) / 3;
+  static __device__ __forceinline__ std::uint32_t narrow_square(int row_block, int column_block) {
+    return kNarrow + square(row_block, column_block) / 3;
   }
 };
 
@@ -158,7 +170,7 @@ class ExtrasPairByPair {
     const float norm = t_.qk_l2norm ? 1.0f / sqrtf(square + 1e-6f) : 1.0f;
     const int first = first_row(steps, square);
     const int block = chunk_row_ / kBlock;
-    const std::uint32_t queries = memory + Memory::query_square(block, block);
+    const std::uint32_t queries = memory + Memory::narrow_square(block, block);
     const std::uint32_t keys =
         memory + Memory::kOwn + static_cast<std::uint32_t>(block * kBlock * Memory::kOwnPitch * 4);
     const int i = lane_ % kBlock;
@@ -256,13 +268,16 @@ struct ChunkPlace {
   Item item;
   std::int64_t chunk;  // of the sequence
 
-  static __device__ __forceinline__ ChunkPlace of(const ChunkKdaFwdTask& t) {
-    const unsigned chunk = divide(blockIdx.x, t.by_heads);
-    const unsigned head = blockIdx.x - chunk * t.by_heads.divisor;
+  static __device__ __forceinline__ ChunkPlace of(const ChunkKdaFwdTask& t, unsigned index) {
+    const unsigned chunk = divide(index, t.by_heads);
+    const unsigned head = index - chunk * t.by_heads.divisor;
+    if (t.is_packed) {
+      const Item item = item_of(t, sequence_at(t, &PackedSequence::first_chunk, chunk), head);
+      return {item, chunk - item.first_chunk};
+    }
     const auto per_sequence = static_cast<unsigned>(t.NC);
-    const std::int64_t n = t.is_packed ? sequence_at(t, &PackedSequence::first_chunk, chunk) : chunk / per_sequence;
-    const Item item = item_of(t, n, head);
-    return {item, t.is_packed ? chunk - item.first_chunk : chunk % per_sequence};
+    const unsigned n = t.N == 1 ? 0 : chunk / per_sequence;
+    return {item_of(t, n, head), chunk - n * per_sequence};
   }
 };
 
@@ -300,8 +315,8 @@ static __device__ __noinline__ float4 leave_out_apart(float4 x, std::uint32_t li
   return x;
 }
 
-// kIsPlain: rows of all inputs and outputs are adjacent elements at multiples of 16 bytes, K is 128, and so is the step
-// from row to row of gk, qg and kg.
+// kIsPlain: rows of all inputs and outputs are adjacent elements at multiples of 16 bytes, K is 128, and rows of gk, qg,
+// kg, Aqk and Akk follow one another without gaps.
 template <bool kIsBf16, int kBlocks, bool kIsPlain>
 class TensorExtras {
  public:
@@ -326,7 +341,7 @@ class TensorExtras {
   __device__ void run() {
     const bool needs_inverse = t_.at.Akk != nullptr || t_.at.w != nullptr || t_.at.u != nullptr;
     const bool needs_pairs = needs_inverse || t_.at.Aqk != nullptr;
-    float sums[kSlots][2][4] = {};
+    float sums[kNear][2][4] = {};
     float own[2][4] = {};
     {
       float x[8][4];
@@ -344,39 +359,25 @@ class TensorExtras {
     __syncthreads();
     multiply(sums);
     __syncthreads();
+    if (Memory::kHasRoomForValues && t_.at.u != nullptr) load_values(0);
     const unsigned flags = load_flags(0, kWarps);
     store_pairs(sums, flags != 0);
     store_own(own);
     if (flags != 0) take_care(flags);
     __syncthreads();
-    uint4 v[4];
-    if (t_.at.u != nullptr) load_values(0, v);
-    __syncwarp();
     if (warp_ < kBlocks) {
       if (needs_inverse) invert_own();
     } else if (t_.at.Aqk != nullptr) {
-      store_triangle(t_.at.Aqk, t_.Aqk, vectors_.Aqk, Memory::kQueryPairs, 3, kBlock * (warp_ - kBlocks), kBlock);
+      store_triangle(t_.at.Aqk, t_.Aqk, vectors_.Aqk, kBlock * (warp_ - kBlocks), kBlock);
     }
     if (!needs_inverse) return;
     __syncthreads();
     merge();
+    if (!Memory::kHasRoomForValues && t_.at.u != nullptr) load_values(0);
+    if (t_.at.Akk != nullptr) store_triangle(t_.at.Akk, t_.Akk, vectors_.Akk, 8 * warp_, 8);
+    copies_wait();
     __syncthreads();
-    if (t_.at.Akk != nullptr) {
-      store_triangle(t_.at.Akk, t_.Akk, vectors_.Akk, Memory::kInverse, 1, 8 * warp_, 8);
-    }
-    if (t_.at.w != nullptr) make_w((flags & kHasWild) != 0);
-    __syncthreads();
-    if (t_.at.w != nullptr) copy_out(t_.at.w, t_.w, vectors_.w, 0, t_.K);
-    if (t_.at.u == nullptr) return;
-#pragma unroll 1
-    for (int column = 0; column < t_.V; column += 128) {
-      if (column > 0) load_values(column, v);
-      put_values(v);
-      __syncthreads();
-      if (column + column_of_warp() < t_.V) make_u((flags & kHasLargeKeys) != 0);
-      __syncthreads();
-      copy_out(t_.at.u, t_.u, vectors_.u, column, t_.V);
-    }
+    solve(flags);
   }
 
  private:
@@ -384,9 +385,10 @@ class TensorExtras {
   static constexpr float kPerScale = 0x1p-32f;
   static constexpr float kScale = 0x1p32f;
   static constexpr Dtype kDtype = kIsBf16 ? Dtype::kBFloat16 : Dtype::kFloat16;
-  // Products of eight keys of an earlier block with a block's rows: kSlots of a warp, one less where half() is 1, which
-  // has more of the products within the block.
-  static constexpr int kSlots = kBlocks / 2;
+  // Products of eight keys of an earlier block with a block's rows: the last two warps have those of neighbouring
+  // blocks, the others those whose keys decay over the blocks between.
+  static constexpr int kFar = (kBlocks - 2) / 2;  // of a warp
+  static constexpr int kNear = kBlocks - 1;
 
   __device__ __forceinline__ int block() const { return warp_ / 2; }
   __device__ __forceinline__ int half() const { return warp_ % 2; }
@@ -435,10 +437,12 @@ class TensorExtras {
     large_ = __ballot_sync(kAll, is_large) & 0xffffu;
     is_good_ = t_.qk_l2norm || !is_key || sum <= 4096.0f;
     is_tame_ = (!is_key || sum < HUGE_VALF) && isfinite(beta);
-    const float norm = (t_.qk_l2norm ? 1.0f / sqrtf(sum + 1e-6f) : 1.0f) * (is_large ? kPerScale : 1.0f);
+    const float plain_norm = t_.qk_l2norm ? 1.0f / sqrtf(sum + 1e-6f) : 1.0f;
+    const float norm = is_large ? kPerScale : plain_norm;
     const int at_row = row() + lane_ % 8;
     if (lane_ < 16) {
       store_shared(at(Memory::kNorms + 8 * at_row + 4 * is_key), __float_as_uint(norm));
+      if (is_key) store_shared(at(Memory::kKeyNorms + 4 * at_row), __float_as_uint(plain_norm));
       store_shared(at(Memory::kUnscale + 4 * (is_key * kC + at_row)), __float_as_uint(is_large ? 1.0f : kPerScale));
     }
     if (lane_ < 8) {
@@ -662,13 +666,14 @@ class TensorExtras {
     float prefix[4];
 #pragma unroll 1
     for (int eight = 0; eight < 2 * block(); ++eight) add(before, totals(eight));
-    float firsts[4] = {};
-    add(firsts, totals(2 * block()));
+    const float4 first_total = load_shared<float4>(totals(2 * block()));
+    const float firsts[4] = {first_total.x, first_total.y, first_total.z, first_total.w};
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       prefix[c] = fast_exp2(kGkPerGate * before[c]) * kPerScale;
-      if (half() == 1) before[c] = __fadd_rn(before[c], firsts[c]);
-      product[c] = half() == 1 ? kScale * fast_exp2(kGkPerGate * firsts[c]) : kScale;
+      const float first = half() == 1 ? firsts[c] : 0.0f;
+      before[c] = __fadd_rn(before[c], first);
+      product[c] = kScale * fast_exp2(kGkPerGate * first);
     }
     const auto gk = rows_to<float>(t_.at.gk, t_.gk, vectors_.gk);
     const auto qg = rows_to<std::uint16_t>(t_.at.qg, t_.qg, vectors_.qg);
@@ -722,10 +727,9 @@ class TensorExtras {
     sum[3] = __fadd_rn(sum[3], x.w);
   }
 
-  // Rows of large numbers carry no scale. `index`: i of q, 8 + i of k.
-  __device__ __forceinline__ void unscale(float (&x)[4], int index) const {
-    if (large_ == 0) return;
-    if ((large_ >> index & 1) == 0) return;
+  // Rows of q of large numbers carry no scale.
+  __device__ __forceinline__ void unscale(float (&x)[4], int i) const {
+    if ((large_ >> i & 1) == 0) return;
 #pragma unroll
     for (int c = 0; c < 4; ++c) x[c] *= kScale;
   }
@@ -736,20 +740,19 @@ class TensorExtras {
     float after[4] = {};
 #pragma unroll 1
     for (int eight = 2 * block() + 2; eight < kWarps; ++eight) add(after, totals(eight));
-    float seconds[4] = {};
-    add(seconds, totals(2 * block() + 1));
+    const float4 second_total = load_shared<float4>(totals(2 * block() + 1));
+    const float seconds[4] = {second_total.x, second_total.y, second_total.z, second_total.w};
     float product[4];
     float suffix[4];
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      product[c] = half() == 0 ? fast_exp2(kGkPerGate * seconds[c]) : 1.0f;
+      product[c] = fast_exp2(kGkPerGate * (half() == 0 ? seconds[c] : 0.0f));
       suffix[c] = fast_exp2(kGkPerGate * after[c]);
     }
 #pragma unroll
     for (int i = 7; i >= 0; --i) {
-      const float4 k_wide = times(wide(k_[i]), load_shared<float>(at(Memory::kNorms + 8 * (row() + i) + 4)));
+      const float4 k_wide = times(wide(k_[i]), shared_float(Memory::kKeyNorms, row() + i));
       float k[4] = {k_wide.x, k_wide.y, k_wide.z, k_wide.w};
-      unscale(k, 8 + i);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         k[c] *= product[c];
@@ -780,19 +783,21 @@ class TensorExtras {
     return all;
   }
 
-  // A block of rows and eight keys of a block before it; those the furthest apart first.
+  // A block of rows and eight keys of a block before it.
   struct Pair {
     int block;
     int eight;
   };
 
-  __device__ __forceinline__ bool has_slot(int n) const { return n < kSlots - 1 || half() == 0; }
-  __device__ __forceinline__ Pair pair_of(int slot) const {
-    int index = kWarps * slot + (slot < kSlots - 1 ? warp_ : block());
+  __device__ __forceinline__ bool is_far() const { return warp_ < kWarps - 2; }
+  // Of the far ones, those the furthest apart first.
+  __device__ __forceinline__ Pair far_pair(int n) const {
+    int index = warp_ + (kWarps - 2) * n;
     int distance = kBlocks - 1;
     while (index >= 2 * (kBlocks - distance)) index -= 2 * (kBlocks - distance--);
     return {distance + index / 2, index};
   }
+  __device__ __forceinline__ Pair near_pair(int n) const { return {n + 1, 2 * n + warp_ - (kWarps - 2)}; }
 
   // Eight rows of q, then of k: one operand. Eight keys: the second operand.
   static __device__ __forceinline__ SplitRows load_stacked(std::uint32_t from) {
@@ -807,14 +812,12 @@ class TensorExtras {
     return {{{r[0], r[2]}, {r[1], r[3]}}};
   }
 
-  static __device__ __forceinline__ void multiply_both(float (&d)[2][4], const SplitRows (&a)[2],
-                                                       const SplitColumns& b) {
-    mma_bf16(d[0], a[0].low, b.at[0].high, b.at[1].high);
-    mma_bf16(d[1], a[1].low, b.at[0].high, b.at[1].high);
-    mma_bf16(d[0], a[0].high, b.at[0].low, b.at[1].low);
-    mma_bf16(d[1], a[1].high, b.at[0].low, b.at[1].low);
-    mma_bf16(d[0], a[0].high, b.at[0].high, b.at[1].high);
-    mma_bf16(d[1], a[1].high, b.at[0].high, b.at[1].high);
+  // Half of it to one sum and half to another, so that fewer products wait for one another.
+  static __device__ __forceinline__ void multiply_apart(float (&d)[4], float (&other)[4], bool is_odd,
+                                                        const SplitRows& a, const SplitColumns& b) {
+    mma_bf16(d, a.low, b.at[0].high, b.at[1].high);
+    mma_bf16(other, a.high, b.at[0].low, b.at[1].low);
+    mma_bf16(is_odd ? other : d, a.high, b.at[0].high, b.at[1].high);
   }
 
   __device__ __forceinline__ std::uint32_t stacked(int row_block) const {
@@ -834,42 +837,78 @@ class TensorExtras {
   __device__ __forceinline__ void multiply_own(float (&own)[2][4]) const {
     const std::uint32_t rows = stacked(block()) + static_cast<std::uint32_t>(half() * 1024);
     const std::uint32_t first = keys(2 * block());
-#pragma unroll 2
+    float other[2][4] = {};
+#pragma unroll 4
     for (int step = 0; step < 8; ++step) {
       const SplitRows a = load_stacked(turn(rows, step));
-      multiply_split(own[0], a, load_keys(turn(first, step)));
-      if (half() == 1) multiply_split(own[1], a, load_keys(turn(first, step) + 1024));
+      multiply_apart(own[0], other[0], step % 2 != 0, a, load_keys(turn(first, step)));
+      if (half() == 1) multiply_apart(own[1], other[1], step % 2 != 0, a, load_keys(turn(first, step) + 1024));
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      own[0][e] += other[0][e];
+      own[1][e] += other[1][e];
     }
   }
 
-  __device__ __forceinline__ void multiply(float (&sums)[kSlots][2][4]) const {
-    std::uint32_t rows[kSlots];
-    std::uint32_t columns[kSlots];
-    std::uint32_t factors[kSlots];  // or 0
-#pragma unroll
-    for (int n = 0; n < kSlots; ++n) {
-      const Pair pair = has_slot(n) ? pair_of(n) : Pair{1, 0};
-      rows[n] = stacked(pair.block);
-      columns[n] = keys(pair.eight);
-      const bool is_near = pair.block - pair.eight / 2 == 1;
-      factors[n] =
-          is_near ? 0u : decays_between(pair.block, pair.eight / 2) + static_cast<std::uint32_t>(lane_ % 4 * 8);
+  __device__ __forceinline__ void multiply(float (&sums)[kNear][2][4]) const {
+    if (is_far()) {
+      multiply_far(sums);
+    } else {
+      multiply_near(sums);
     }
-#pragma unroll 1
+  }
+
+  __device__ __forceinline__ void multiply_near(float (&sums)[kNear][2][4]) const {
+    const std::uint32_t rows = stacked(1);
+    const std::uint32_t columns = keys(near_pair(0).eight);
+#pragma unroll 2
     for (int step = 0; step < 8; ++step) {
 #pragma unroll
-      for (int n = 0; n < kSlots; ++n) {
-        if (!has_slot(n)) continue;
-        const SplitRows a[2] = {load_stacked(turn(rows[n], step)), load_stacked(turn(rows[n], step) + 1024)};
-        SplitColumns b = load_keys(turn(columns[n], step));
-        if (factors[n] != 0) {
+      for (int n = 0; n < kNear; ++n) {
+        const std::uint32_t from = turn(rows, step) + static_cast<std::uint32_t>(n * Memory::kRows);
+        const SplitColumns b = load_keys(turn(columns, step) + static_cast<std::uint32_t>(n * Memory::kRows));
+        multiply_split(sums[n][0], load_stacked(from), b);
+        multiply_split(sums[n][1], load_stacked(from + 1024), b);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_far(float (&sums)[kNear][2][4]) const {
+    std::uint32_t rows[kFar];
+    std::uint32_t columns[kFar];
+    std::uint32_t factors[kFar];
 #pragma unroll
-          for (int part = 0; part < 2; ++part) {
-            const auto factor = load_shared<float2>(factors[n] + static_cast<std::uint32_t>(64 * step + 32 * part));
-            b.at[part] = split(first_of(b.at[part]) * factor.x, second_of(b.at[part]) * factor.y);
-          }
+    for (int n = 0; n < kFar; ++n) {
+      const Pair pair = far_pair(n);
+      rows[n] = stacked(pair.block);
+      columns[n] = keys(pair.eight);
+      factors[n] = decays_between(pair.block, pair.eight / 2) + static_cast<std::uint32_t>(lane_ % 4 * 8);
+    }
+    float others[kFar][2][4] = {};
+#pragma unroll 4
+    for (int step = 0; step < 8; ++step) {
+#pragma unroll
+      for (int n = 0; n < kFar; ++n) {
+        SplitColumns b = load_keys(turn(columns[n], step));
+        const SplitRows a[2] = {load_stacked(turn(rows[n], step)), load_stacked(turn(rows[n], step) + 1024)};
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          const auto factor = load_shared<float2>(factors[n] + static_cast<std::uint32_t>(64 * step + 32 * part));
+          b.at[part] = split(first_of(b.at[part]) * factor.x, second_of(b.at[part]) * factor.y);
         }
-        multiply_both(sums[n], a, b);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          multiply_apart(sums[n][part], others[n][part], step % 2 != 0, a[part], b);
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kFar; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sums[n][0][e] += others[n][0][e];
+        sums[n][1][e] += others[n][1][e];
       }
     }
   }
@@ -882,7 +921,7 @@ class TensorExtras {
   __device__ __forceinline__ void store_own(const float (&own)[2][4]) const {
     const int i = 8 * half() + lane_ / 4;
     const int j = lane_ % 4 * 2;
-    const std::uint32_t square = memory_ + Memory::query_square(block(), block());
+    const std::uint32_t square = memory_ + Memory::narrow_square(block(), block());
     const std::uint32_t pairs = at(Memory::kOwn + (block() * kBlock + i) * Memory::kOwnPitch * 4);
     const int at_row = kBlock * block() + i;
     // These products carry no scale, but for large rows.
@@ -900,32 +939,37 @@ class TensorExtras {
     }
   }
 
-  // Pairs of blocks' rows with eight earlier keys.
-  __device__ __forceinline__ void store_pairs(const float (&sums)[kSlots][2][4], bool needs_care) const {
+  __device__ __forceinline__ void store_pairs(const float (&sums)[kNear][2][4], bool needs_care) const {
+    if (is_far()) {
+#pragma unroll
+      for (int n = 0; n < kFar; ++n) store_pair(far_pair(n), sums[n], needs_care);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kNear; ++n) store_pair(near_pair(n), sums[n], needs_care);
+    }
+  }
+
+  // Pairs of a block's rows with eight earlier keys.
+  __device__ __forceinline__ void store_pair(const Pair& pair, const float (&sums)[2][4], bool needs_care) const {
     const int i = lane_ / 4;
+    const int column = pair.eight % 2 * 8 + lane_ % 4 * 2;
+    const std::uint32_t queries = memory_ + Memory::narrow_square(pair.block, pair.eight / 2);
+    const std::uint32_t pairs = at(Memory::kSolve) + Memory::square(pair.block, pair.eight / 2);
 #pragma unroll
-    for (int n = 0; n < kSlots; ++n) {
-      if (!has_slot(n)) continue;
-      const Pair pair = pair_of(n);
-      const int column = pair.eight % 2 * 8 + lane_ % 4 * 2;
-      const std::uint32_t queries = memory_ + Memory::query_square(pair.block, pair.eight / 2);
-      const std::uint32_t pairs = at(Memory::kSolve) + Memory::square(pair.block, pair.eight / 2);
-#pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        const int at_row = kBlock * pair.block + 8 * part + i;
-        const float(&d)[4] = sums[n][part];
-        const float q_factor = t_.scale * shared_float(Memory::kUnscale, at_row);
-        const float k_factor = shared_float(Memory::kBeta, at_row) * shared_float(Memory::kUnscale, kC + at_row);
-        store_query_pair(queries, 8 * part + i, column, q_factor * d[0], q_factor * d[1]);
-        float x = k_factor * d[2];
-        float y = k_factor * d[3];
-        if (needs_care && (!isfinite(x) || !isfinite(y))) {
-          x = isfinite(x) ? x : 0.0f;
-          y = isfinite(y) ? y : 0.0f;
-          mark_shared(at(Memory::kFirstBad), at_row);
-        }
-        store_fine(pairs + Memory::element(8 * part + i, column), split_fine(x, y));
+    for (int part = 0; part < 2; ++part) {
+      const int at_row = kBlock * pair.block + 8 * part + i;
+      const float(&d)[4] = sums[part];
+      const float q_factor = t_.scale * shared_float(Memory::kUnscale, at_row);
+      const float k_factor = shared_float(Memory::kBeta, at_row) * shared_float(Memory::kUnscale, kC + at_row);
+      store_query_pair(queries, 8 * part + i, column, q_factor * d[0], q_factor * d[1]);
+      float x = k_factor * d[2];
+      float y = k_factor * d[3];
+      if (needs_care && (!isfinite(x) || !isfinite(y))) {
+        x = isfinite(x) ? x : 0.0f;
+        y = isfinite(y) ? y : 0.0f;
+        mark_shared(at(Memory::kFirstBad), at_row);
       }
+      store_fine(pairs + Memory::element(8 * part + i, column), split_fine(x, y));
     }
   }
 
@@ -940,7 +984,7 @@ class TensorExtras {
 
   // Not members: what they are called with stays in registers.
   static __device__ __noinline__ void pair_by_pair(const ChunkKdaFwdTask& t, std::uint32_t memory) {
-    const ChunkPlace place = ChunkPlace::of(t);
+    const ChunkPlace place = ChunkPlace::of(t, blockIdx.x);
     ExtrasPairByPair<kIsBf16, kBlocks>(t, place.item, place.chunk).run(memory);
   }
 
@@ -981,39 +1025,29 @@ class TensorExtras {
     }
   }
 
-  // Rows `first` to `first + count` of Aqk or Akk, whose squares lie `per` times as close as those of kInverse.
-  __device__ __forceinline__ void store_triangle(void* data, const RowStrides& s, bool is_vector, int squares, int per,
-                                                 int first, int count) const {
+  // Rows `first` to `first + count` of Aqk or Akk.
+  __device__ __forceinline__ void store_triangle(void* data, const RowStrides& s, bool is_vector, int first,
+                                                 int count) const {
     const int row_block = first / kBlock;
     const int column = lane_ % (kC / 8) * 8;
     constexpr int kRowsAtOnce = 256 / kC;
-    const std::uint32_t from = at(squares) + Memory::square(row_block, column / kBlock) / per;
+    const std::uint32_t from = memory_ + Memory::narrow_square(row_block, column / kBlock);
     auto* to = static_cast<std::uint16_t*>(data) + row_of(s, item_, item_.head, first_ + first) + column * s.inner;
 #pragma unroll 2
     for (int i = lane_ / (kC / 8); i < count; i += kRowsAtOnce) {
       if (first + i >= chunk_rows_) break;
       uint4 words{0, 0, 0, 0};
       if (column / kBlock <= row_block) {
-        const std::uint32_t place = from + Memory::element((first + i) % kBlock, column % kBlock);
-        words = load_shared<uint4>(place);
-        if (!kIsBf16 && per == 1) {
-          const uint4 low = load_shared<uint4>(place + Memory::kLowSquare);
-          words = {joined(words.x, low.x), joined(words.y, low.y), joined(words.z, low.z), joined(words.w, low.w)};
-        }
+        words = load_shared<uint4>(from + Memory::element((first + i) % kBlock, column % kBlock));
       }
       put8(to + i * (kIsPlain ? kC : s.token), s.inner, is_vector, words);
     }
   }
 
-  static __device__ __forceinline__ std::uint32_t joined(std::uint32_t high, std::uint32_t low) {
-    const SplitPair pair{high, low};
-    return narrow2(first_of(pair), second_of(pair));
-  }
-
   static __device__ __forceinline__ void put8(std::uint16_t* to, std::int64_t step, bool is_vector,
                                               const uint4& words) {
     if (kIsPlain || is_vector) {
-      *reinterpret_cast<uint4*>(to) = words;
+      __stcs(reinterpret_cast<uint4*>(to), words);
       return;
     }
     store_apart(to, step, uint2{words.x, words.y});
@@ -1057,59 +1091,119 @@ class TensorExtras {
   __device__ __forceinline__ void merge() const {
     const int row_block = warp_ % kBlocks;
     const int n = warp_ / kBlocks;
+    narrow_diagonal(row_block, n);
+    if (row_block == 0) prefetch(n);
     {
       const FineRows inverse = load_fine(at(Memory::kInverse) + Memory::square(row_block, row_block));
-#pragma unroll 1
-      for (int m = 0; m < row_block; ++m) {
+      // Later squares than there are in the row mean nothing, but branches would keep products waiting.
+      FineSum d[kBlocks - 1] = {};
+#pragma unroll
+      for (int m = 0; m < kBlocks - 1; ++m) {
+        multiply_fine(d[m], inverse, load_fine(at(Memory::kSolve) + Memory::square(row_block, min(m, row_block)), n));
+      }
+      __syncwarp();
+#pragma unroll
+      for (int m = 0; m < kBlocks - 1; ++m) {
+        if (m >= row_block) continue;
         const std::uint32_t square = at(Memory::kSolve) + Memory::square(row_block, m);
-        const FineColumns columns = load_fine(square, n);
-        float d[4] = {};
-        multiply_fine(d, inverse, columns);
-        __syncwarp();
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
           store_fine(square + Memory::element(8 * part + lane_ / 4, 8 * n + lane_ % 4 * 2),
-                     split_fine(-d[2 * part], -d[2 * part + 1]));
+                     split_fine(-d[m][2 * part], -d[m][2 * part + 1]));
         }
       }
     }
-    float sums[kBlocks - 1][4] = {};
-#pragma unroll 1
+    FineSum sums[kBlocks - 1] = {};
+#pragma unroll
     for (int m = 0; m < kBlocks - 1; ++m) {
       __syncthreads();  // block m's rows are complete
       if (m >= row_block) continue;
       const FineRows left = load_fine(at(Memory::kSolve) + Memory::square(row_block, m));
 #pragma unroll
-      for (int j = 0; j < kBlocks - 1; ++j) {
-        if (j > m) continue;
+      for (int j = 0; j <= m; ++j) {
         multiply_fine(sums[j], left, load_fine(at(Memory::kInverse) + Memory::square(m, j), n));
       }
       if (m + 1 < row_block) continue;
-      // The other of the two warps has read block m's squares of A when it reads no more; these are written only here.
-      barrier_sync(1 + row_block, 64);
 #pragma unroll
-      for (int j = 0; j < kBlocks - 1; ++j) {
-        if (j <= m) store_inverse(row_block, j, n, sums[j]);
+      for (int j = 0; j <= m; ++j) store_inverse(row_block, j, n, sums[j]);
+    }
+    __syncthreads();  // nobody reads A any more
+#pragma unroll
+    for (int j = 0; j < kBlocks - 1; ++j) {
+      if (j < row_block) store_seeded(row_block, j, n, sums[j]);
+    }
+  }
+
+  // Rows 8 n to 8 n + 7 of Akk's square on the diagonal, as they leave.
+  __device__ __forceinline__ void narrow_diagonal(int row_block, int n) const {
+    const std::uint32_t place = Memory::element(8 * n + lane_ / 4, lane_ % 4 * 4);
+    const std::uint32_t from = at(Memory::kInverse) + Memory::square(row_block, row_block) + place;
+    const auto high = load_shared<uint2>(from);
+    const auto low = load_shared<uint2>(from + Memory::kLowSquare);
+    store_shared(memory_ + Memory::narrow_square(row_block, row_block) + place, joined(high.x, low.x),
+                 joined(high.y, low.y));
+  }
+
+  static __device__ __forceinline__ std::uint32_t joined(std::uint32_t high, std::uint32_t low) {
+    const SplitPair pair{high, low};
+    return kIsBf16 ? high : narrow2(first_of(pair), second_of(pair));
+  }
+
+  // Has the inputs of a chunk that is likely to come next on this multiprocessor brought to the cache: q and k, or v and
+  // g.
+  __device__ __forceinline__ void prefetch(int part) const {
+    const unsigned next = blockIdx.x + static_cast<unsigned>(t_.multiprocessors * kResident);
+    if (next >= gridDim.x || (!kIsPlain && !is_vector_)) return;
+    const ChunkPlace place = ChunkPlace::of(t_, next);
+    const std::int64_t first = place.chunk * kC;
+    for (int i = lane_; i < kC && first + i < place.item.tokens; i += 32) {
+      if (part == 0) {
+        prefetch_row(t_.at.q, 2, t_.K, row_of(t_.q, place.item, place.item.key_head, first + i));
+        prefetch_row(t_.at.k, 2, t_.K, row_of(t_.k, place.item, place.item.key_head, first + i));
+      } else {
+        const int bytes = t_.g_dtype == Dtype::kFloat32 ? 4 : 2;
+        prefetch_row(t_.at.g, bytes, t_.K, row_of(t_.g, place.item, place.item.head, first + i));
+        if (t_.at.u != nullptr) prefetch_row(t_.at.v, 2, t_.V, row_of(t_.v, place.item, place.item.head, first + i));
       }
     }
   }
 
-  __device__ __forceinline__ void store_inverse(int row_block, int j, int n, const float (&sums)[4]) const {
-    const int first_bad = load_shared<int>(at(Memory::kFirstBad)) - kBlock * row_block;
-    const std::uint32_t square = Memory::square(row_block, j);
+  static __device__ __forceinline__ void prefetch_row(const void* data, int bytes, int count, std::int64_t at) {
+    const auto* from = static_cast<const std::byte*>(data) + at * bytes;
+    for (int i = 0; i < count * bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+  }
+
+  // Elements `part` of a square of Akk, NaN from the first row on that has been left out of A.
+  __device__ __forceinline__ float2 inverse_of(int row_block, const FineSum& sums, int part) const {
+    const int i = kBlock * row_block + 8 * part + lane_ / 4;
+    const float bad = __uint_as_float(0x7fffffffu);
+    const bool is_bad = i >= load_shared<int>(at(Memory::kFirstBad));
+    return {is_bad ? bad : sums[2 * part], is_bad ? bad : sums[2 * part + 1]};
+  }
+
+  __device__ __forceinline__ void store_inverse(int row_block, int j, int n, const FineSum& sums) const {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      const float2 x = inverse_of(row_block, sums, part);
+      const std::uint32_t to = Memory::element(8 * part + lane_ / 4, 8 * n + lane_ % 4 * 2);
+      store_shared(memory_ + Memory::narrow_square(row_block, j) + to, narrow2(x.x, x.y));
+      // Nothing is made from the last block's rows.
+      if (row_block == kBlocks - 1) continue;
+      store_fine(at(Memory::kInverse) + Memory::square(row_block, j) + to, split_fine(x.x, x.y));
+    }
+  }
+
+  __device__ __forceinline__ void store_seeded(int row_block, int j, int n, const FineSum& sums) const {
     const int column = 8 * n + lane_ % 4 * 2;
     const float2 seed = load_shared<float2>(at(Memory::kSeeds + 4 * (kBlock * j + column)));
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      const int i = 8 * part + lane_ / 4;
-      const float bad = __uint_as_float(0x7fffffffu);
-      const float x = i >= first_bad ? bad : sums[2 * part];
-      const float y = i >= first_bad ? bad : sums[2 * part + 1];
-      const std::uint32_t to = square + Memory::element(i, column);
-      const SplitPair solve = split(x * seed.x, y * seed.y);
-      store_fine(at(Memory::kInverse) + to, split_fine(x, y));
-      store_shared(at(Memory::kSolve) + to, solve.high);
-      store_shared(at(Memory::kSolve) + to + Memory::kLowSquare, solve.low);
+      const float2 x = inverse_of(row_block, sums, part);
+      const SplitPair solve = split(x.x * seed.x, x.y * seed.y);
+      const std::uint32_t to =
+          at(Memory::kSolve) + Memory::square(row_block, j) + Memory::element(8 * part + lane_ / 4, column);
+      store_shared(to, solve.high);
+      store_shared(to + Memory::kLowSquare, solve.low);
     }
   }
 
@@ -1145,36 +1239,29 @@ class TensorExtras {
     }
   }
 
-  // v of the chunk, 128 columns from `column` on: a thread's part of every fourth of its rows.
-  __device__ __forceinline__ void load_values(int column, uint4 (&v)[4]) const {
+  // Begins to copy v of the chunk, 128 columns from `column` on: a thread's part of every fourth of its rows.
+  __device__ __forceinline__ void load_values(int column) const {
     const RowStrides& s = t_.v;
     const bool is_vector = t_.vector_inputs && reinterpret_cast<std::uintptr_t>(t_.at.v) % 16 == 0;
-    const int at_column = column + static_cast<int>(threadIdx.x) % 16 * 8;
+    const int piece = static_cast<int>(threadIdx.x) % 16;
+    const int at_column = column + 8 * piece;
+    const int first = static_cast<int>(threadIdx.x) / 16;
     const auto* from =
-        static_cast<const std::uint16_t*>(t_.at.v) + row_of(s, item_, item_.head, first_) + at_column * s.inner;
+        static_cast<const std::uint16_t*>(t_.at.v) + row_of(s, item_, item_.head, first_ + first) + at_column * s.inner;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const int i = static_cast<int>(threadIdx.x) / 16 + n * (kC / 4);
-      v[n] = {0, 0, 0, 0};
-      if (i >= chunk_rows_ || at_column >= t_.V) continue;
+    for (int n = 0; n < 4; ++n, from += kC / 4 * s.token) {
+      const int i = first + n * (kC / 4);
+      const bool is_there = i < chunk_rows_ && at_column < t_.V;
       if (kIsPlain || is_vector) {
-        v[n] = __ldg(reinterpret_cast<const uint4*>(from + i * s.token));
+        copy_async16_if(is_there, value_place(i, piece), from);
       } else {
-        v[n] = load8_apart(from + i * s.token, s.inner);
+        store_shared(value_place(i, piece), is_there ? load8_apart(from, s.inner) : uint4{0, 0, 0, 0});
       }
     }
   }
 
   __device__ __forceinline__ std::uint32_t value_place(int row, int piece) const {
-    return at(Memory::kInverse + row * 256 + ((piece ^ (row & 7)) << 4));
-  }
-
-  __device__ __forceinline__ void put_values(const uint4 (&v)[4]) const {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const int i = static_cast<int>(threadIdx.x) / 16 + n * (kC / 4);
-      store_shared(value_place(i, static_cast<int>(threadIdx.x) % 16), v[n]);
-    }
+    return at(Memory::kValues + row * 256 + ((piece ^ (row & 7)) << 4));
   }
 
   static constexpr int kTiles = 8 / kBlocks;  // of eight columns of w and u, of a warp
@@ -1193,57 +1280,109 @@ class TensorExtras {
     for (int n = 0; n < kTiles; ++n) mma_bf16(d[n], a.high, b[n].at[0].high, b[n].at[1].high);
   }
 
-  // w = (Akk diag(beta)) (k decayed from the chunk's first row on), in this warp's columns: with D_j the decay of block
-  // j, w = M_0 + D_0 (M_1 + D_1 (M_2 + ...)), M_j the part of block j's k P.
-  __device__ __forceinline__ void make_w(bool has_wild) const {
-    if (column_of_warp() >= t_.K) return;
-    float d[kBlocks][kTiles][4] = {};
-#pragma unroll
-    for (int j = kBlocks - 1; j >= 0; --j) {
-      SplitColumns right[kTiles];
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        const int piece = warp_ * kTiles + n;
-        std::uint32_t r[4];
-        ldmatrix4_transposed(
-            at(Memory::kKeys + (piece / 8 * kBlocks + j) * Memory::kRows + lane_ / 16 * Memory::kLowRows) +
-                Memory::piece(lane_ / 8 % 2 * 8 + lane_ % 8, piece % 8),
-            r);
-        right[n] = {{{r[0], r[2]}, {r[1], r[3]}}};
-        if (j == kBlocks - 1) continue;
-        const auto decay = load_shared<float2>(at(Memory::kDecays + 512 * j + 4 * (8 * piece + lane_ % 4 * 2)));
-#pragma unroll
-        for (int i = j + 1; i < kBlocks; ++i) {
-          d[i][n][0] *= decay.x;
-          d[i][n][1] *= decay.y;
-          d[i][n][2] *= decay.x;
-          d[i][n][3] *= decay.y;
-        }
+  using Columns = float[kBlocks][kTiles][4];  // of all tokens, this warp's
+
+  // w = (Akk diag(beta)) (k decayed from the chunk's first row on), and u = (Akk diag(beta)) v.
+  __device__ __forceinline__ void solve(unsigned flags) const {
+    const bool has_w = t_.at.w != nullptr;
+    const bool has_u = t_.at.u != nullptr;
+    const bool has_large = (flags & kHasLargeKeys) != 0;
+    Columns u;
+    {
+      Columns w;
+      bool is_finite = true;
+      if (has_w && has_u && (flags & kHasWild) == 0) {
+        is_finite = multiply_columns<true, true>(has_large, w, u);
+      } else {
+        if (has_w) multiply_columns<true, false>(has_large, w, u);
+        if (has_w && (flags & kHasWild) != 0) poison(w);
+        if (has_u) is_finite = multiply_columns<false, true>(has_large, w, u);
       }
-#pragma unroll
-      for (int i = j; i < kBlocks; ++i) {
-        multiply_tiles<true>(d[i], load_square(at(Memory::kSolve) + Memory::square(i, j)), right);
-      }
+      if (has_w) stage(Memory::kStage, w, kPerScale);
+      if (!is_finite) poison(u);
     }
-    if (has_wild) poison(d);
-    stage(d, kPerScale);
+    __syncthreads();
+    if (has_w) copy_out(t_.at.w, t_.w, vectors_.w, Memory::kStage, 0, t_.K);
+    if (!has_u) return;
+    stage(Memory::kInverse, u, 1.0f);
+    __syncthreads();
+    copy_out(t_.at.u, t_.u, vectors_.u, Memory::kInverse, 0, t_.V);
+#pragma unroll 1
+    for (int column = 128; column < t_.V; column += 128) {
+      __syncthreads();  // u has left what may be the same place
+      load_values(column);
+      copies_wait();
+      __syncthreads();
+      if (!multiply_columns<false, true>(has_large, u, u)) poison(u);
+      __syncthreads();
+      stage(Memory::kInverse, u, 1.0f);
+      __syncthreads();
+      copy_out(t_.at.u, t_.u, vectors_.u, Memory::kInverse, column, t_.V);
+    }
   }
 
-  // u = (Akk diag(beta)) v, in this warp's columns.
-  __device__ __forceinline__ void make_u(bool has_large) const {
-    float d[kBlocks][kTiles][4] = {};
+  // With D_j the decay of block j, w = M_0 + D_0 (M_1 + D_1 (M_2 + ...)), M_j the part of block j's k P. Returns whether
+  // all of v is finite.
+  template <bool kHasW, bool kHasU>
+  __device__ __forceinline__ bool multiply_columns(bool has_large, Columns& w, Columns& u) const {
     bool is_finite = true;
 #pragma unroll
-    for (int j = 0; j < kBlocks; ++j) {
-      SplitColumns right[kTiles];
-      is_finite = load_value_columns(j, has_large, right) && is_finite;
+    for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
-      for (int i = j; i < kBlocks; ++i) {
-        multiply_tiles<!kIsBf16>(d[i], load_square(at(Memory::kSolve) + Memory::square(i, j)), right);
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if constexpr (kHasW) w[i][n][e] = 0;
+          if constexpr (kHasU) u[i][n][e] = 0;
+        }
       }
     }
-    if (!is_finite) poison(d);
-    stage(d, 1.0f);
+#pragma unroll
+    for (int j = kBlocks - 1; j >= 0; --j) {
+      SplitColumns keys[kTiles];
+      SplitColumns values[kTiles];
+      if constexpr (kHasU) is_finite = load_value_columns(j, has_large, values) && is_finite;
+      if constexpr (kHasW) {
+        load_key_columns(j, keys);
+        if (j < kBlocks - 1) decay_columns(j, w);
+      }
+#pragma unroll
+      for (int i = j; i < kBlocks; ++i) {
+        const SplitRows left = load_square(at(Memory::kSolve) + Memory::square(i, j));
+        if constexpr (kHasW) multiply_tiles<true>(w[i], left, keys);
+        if constexpr (kHasU) multiply_tiles<!kIsBf16>(u[i], left, values);
+      }
+    }
+    return is_finite;
+  }
+
+  __device__ __forceinline__ void load_key_columns(int j, SplitColumns (&right)[kTiles]) const {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const int piece = warp_ * kTiles + n;
+      std::uint32_t r[4];
+      ldmatrix4_transposed(
+          at(Memory::kKeys + (piece / 8 * kBlocks + j) * Memory::kRows + lane_ / 16 * Memory::kLowRows) +
+              Memory::piece(lane_ / 8 % 2 * 8 + lane_ % 8, piece % 8),
+          r);
+      right[n] = {{{r[0], r[2]}, {r[1], r[3]}}};
+    }
+  }
+
+  // Rows behind block j decay over it.
+  __device__ __forceinline__ void decay_columns(int j, Columns& w) const {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const int column = column_of_warp() + 8 * n + lane_ % 4 * 2;
+      const auto decay = load_shared<float2>(at(Memory::kDecays + 512 * j + 4 * column));
+#pragma unroll
+      for (int i = j + 1; i < kBlocks; ++i) {
+        w[i][n][0] *= decay.x;
+        w[i][n][1] *= decay.y;
+        w[i][n][2] *= decay.x;
+        w[i][n][3] *= decay.y;
+      }
+    }
   }
 
   // Tokens 16 j to 16 j + 15 of this warp's columns of v. Returns whether all are finite in all lanes; what is not counts
@@ -1286,7 +1425,7 @@ class TensorExtras {
   }
 
   // Tokens from the first one on that was left out are NaN.
-  __device__ __forceinline__ void poison(float (&d)[kBlocks][kTiles][4]) const {
+  __device__ __forceinline__ void poison(Columns& d) const {
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -1311,9 +1450,8 @@ class TensorExtras {
   }
 
   // Puts this warp's columns where copy_out() finds them.
-  __device__ __forceinline__ void stage(const float (&d)[kBlocks][kTiles][4], float scale) const {
-    const std::uint32_t to =
-        at(Memory::kStage + lane_ / 4 * Memory::kStagePitch + 2 * column_of_warp() + lane_ % 4 * 4);
+  __device__ __forceinline__ void stage(int to_offset, const Columns& d, float scale) const {
+    const std::uint32_t to = at(to_offset + lane_ / 4 * Memory::kStagePitch + 2 * column_of_warp() + lane_ % 4 * 4);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
@@ -1328,7 +1466,7 @@ class TensorExtras {
   }
 
   // Whole rows, 128 columns from `column` on, of `width` columns in all.
-  __device__ __forceinline__ void copy_out(void* data, const RowStrides& s, bool is_vector, int column,
+  __device__ __forceinline__ void copy_out(void* data, const RowStrides& s, bool is_vector, int from_offset, int column,
                                            int width) const {
     const int piece = static_cast<int>(threadIdx.x) % 16;
     if (column + 8 * piece >= width) return;
@@ -1338,7 +1476,7 @@ class TensorExtras {
     for (int n = 0; n < 4; ++n) {
       const int i = static_cast<int>(threadIdx.x) / 16 + n * (kC / 4);
       if (i >= chunk_rows_) break;
-      const auto words = load_shared<uint4>(at(Memory::kStage + i * Memory::kStagePitch + 16 * piece));
+      const auto words = load_shared<uint4>(at(from_offset + i * Memory::kStagePitch + 16 * piece));
       put8(to + i * s.token, s.inner, is_vector, words);
     }
   }
@@ -1365,7 +1503,7 @@ __global__ void __launch_bounds__(TensorExtras<kIsBf16, kBlocks, kIsPlain>::kThr
                                   TensorExtras<kIsBf16, kBlocks, kIsPlain>::kResident)
     tensor_extras_kernel(const __grid_constant__ ChunkKdaFwdTask task, const __grid_constant__ ExtrasVectors vectors) {
   extern __shared__ __align__(1024) std::byte tensor_extras_memory[];
-  const ChunkPlace place = ChunkPlace::of(task);
+  const ChunkPlace place = ChunkPlace::of(task, blockIdx.x);
   if (place.chunk * task.C >= place.item.tokens) return;  // beyond the last one, where NC is an upper bound
   TensorExtras<kIsBf16, kBlocks, kIsPlain>(task, vectors, place.item, place.chunk, shared_address(tensor_extras_memory))
       .run();
