@@ -30,7 +30,7 @@ bool takes_hopper_path(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
          p.gate_mode != GateMode::kAccumulated && !generic_is_forced();
 }
 
-// Chunks of 64 need 106 KB of shared memory, which 8.0 and 9.0 have; chunks of 128 need 227 KB, which only 9.0 has.
+// Chunks of 64 need 105 KB of shared memory, which 8.0 and 9.0 have; chunks of 128 need 222 KB, which only 9.0 has.
 bool takes_tensor_extras(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
   const bool fits = device.minor == 0 && (p.dims.C == 64 || device.major == 9);
   return p.dims.K <= 128 && fits && !generic_is_forced();

@@ -1,12 +1,12 @@
 #pragma once
 
-// The kernel that makes gk, Aqk, Akk, w, u, qg and kg for K up to 128, on the tensor cores: products of numbers split in
-// two bf16 each. A block of threads owns a chunk of one value head, a warp eight of its tokens, a lane four adjacent
+// The kernel that makes gk, Aqk, Akk, w, u, qg and kg for K up to 128, on the tensor cores: products of numbers split
+// in two bf16 each. A block of threads owns a chunk of one value head, a warp eight of its tokens, a lane four adjacent
 // channels; channels from K on are neutral.
 //
 // Within a block of 16 tokens, with P_i the decay from its first row through row i, E_ij = P_i / P_j, as long as 1 / P
-// is a number to multiply with; rows from the first one on where it is not are computed pair by pair. Between blocks E_ij
-// is P_i times the decay of the blocks between times the decay of the rows behind j in its block, all at most 1.
+// is a number to multiply with; rows from the first one on where it is not are computed pair by pair. Between blocks
+// E_ij is P_i times the decay of the blocks between times the decay of the rows behind j in its block, all at most 1.
 
 #include "chunk_kda_fwd/cuda/prepare.cuh"
 #include "chunk_kda_fwd/cuda/substitution.cuh"
@@ -315,8 +315,8 @@ static __device__ __noinline__ float4 leave_out_apart(float4 x, std::uint32_t li
   return x;
 }
 
-// kIsPlain: rows of all inputs and outputs are adjacent elements at multiples of 16 bytes, K is 128, and rows of gk, qg,
-// kg, Aqk and Akk follow one another without gaps.
+// kIsPlain: rows of all inputs and outputs are adjacent elements at multiples of 16 bytes, K is 128, and rows of gk,
+// qg, kg, Aqk and Akk follow one another without gaps.
 template <bool kIsBf16, int kBlocks, bool kIsPlain>
 class TensorExtras {
  public:
@@ -988,8 +988,8 @@ class TensorExtras {
     ExtrasPairByPair<kIsBf16, kBlocks>(t, place.item, place.chunk).run(memory);
   }
 
-  // A product with a triangular matrix would let what is not finite reach earlier tokens, 0 times NaN being NaN. So such
-  // numbers are left out of it, and poison() marks what follows them. Here those of this warp's rows of k P.
+  // A product with a triangular matrix would let what is not finite reach earlier tokens, 0 times NaN being NaN. So
+  // such numbers are left out of it, and poison() marks what follows them. Here those of this warp's rows of k P.
   static __device__ __noinline__ void leave_out_keys(std::uint32_t memory) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -1149,8 +1149,8 @@ class TensorExtras {
     return kIsBf16 ? high : narrow2(first_of(pair), second_of(pair));
   }
 
-  // Has the inputs of a chunk that is likely to come next on this multiprocessor brought to the cache: q and k, or v and
-  // g.
+  // Has the inputs of a chunk that is likely to come next on this multiprocessor brought to the cache: q and k, or v
+  // and g.
   __device__ __forceinline__ void prefetch(int part) const {
     const unsigned next = blockIdx.x + static_cast<unsigned>(t_.multiprocessors * kResident);
     if (next >= gridDim.x || (!kIsPlain && !is_vector_)) return;
@@ -1321,8 +1321,8 @@ class TensorExtras {
     }
   }
 
-  // With D_j the decay of block j, w = M_0 + D_0 (M_1 + D_1 (M_2 + ...)), M_j the part of block j's k P. Returns whether
-  // all of v is finite.
+  // With D_j the decay of block j, w = M_0 + D_0 (M_1 + D_1 (M_2 + ...)), M_j the part of block j's k P. Returns
+  // whether all of v is finite.
   template <bool kHasW, bool kHasU>
   __device__ __forceinline__ bool multiply_columns(bool has_large, Columns& w, Columns& u) const {
     bool is_finite = true;
@@ -1385,8 +1385,8 @@ class TensorExtras {
     }
   }
 
-  // Tokens 16 j to 16 j + 15 of this warp's columns of v. Returns whether all are finite in all lanes; what is not counts
-  // as 0.
+  // Tokens 16 j to 16 j + 15 of this warp's columns of v. Returns whether all are finite in all lanes; what is not
+  // counts as 0.
   __device__ __forceinline__ bool load_value_columns(int j, bool has_large, SplitColumns (&right)[kTiles]) const {
     const int piece = warp_ * kTiles;
     std::uint32_t r[4];
