@@ -118,47 +118,43 @@ struct PrepareMemory {
                                               ((piece % 8 * 16) ^ (i * 16)));
   }
 
-  // Steps of a lane's eight rows on their way to SplitBlock, where k / P and k P will be.
+  // Steps of a lane's eight rows on their way to SplitBlock, where k_rest and k / P will be.
   static __device__ __forceinline__ std::uint32_t step_at(std::uint32_t image, int lane, int i) {
-    const int to =
-        i < 4 ? kScratch + i * 1024 : BlockImage::kKeys + (i - 4) / 2 * BlockImage::kPairPanel + i % 2 * 1024;
+    const int to = i < 4 ? BlockImage::kRest + i * 1024 : kScratch + (i - 4) * 1024;
     return image + static_cast<std::uint32_t>(to + lane * 16);
   }
-  static __device__ __forceinline__ void store_steps(std::uint32_t image, int lane, const Eight (&step)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const std::uint32_t to = step_at(image, lane, i);
-      const float* x = step[i].x;
-      store_shared(to, bits_of(x));
-      store_shared(to + 512, bits_of(x + 4));
-    }
+  // Two parts, 512 bytes apart.
+  static __device__ __forceinline__ void store(std::uint32_t to, const Eight& a) {
+    store_shared(
+        to, uint4{__float_as_uint(a.x[0]), __float_as_uint(a.x[1]), __float_as_uint(a.x[2]), __float_as_uint(a.x[3])});
+    store_shared(to + 512, uint4{__float_as_uint(a.x[4]), __float_as_uint(a.x[5]), __float_as_uint(a.x[6]),
+                                 __float_as_uint(a.x[7])});
   }
-  static __device__ __forceinline__ void load_steps(std::uint32_t image, int lane, Eight (&step)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const std::uint32_t from = step_at(image, lane, i);
-      const float4 low = load_shared<float4>(from);
-      const float4 high = load_shared<float4>(from + 512);
-      step[i] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    }
-  }
-
- private:
-  static __device__ __forceinline__ uint4 bits_of(const float* x) {
-    return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+  static __device__ __forceinline__ Eight load(std::uint32_t from) {
+    const float4 low = load_shared<float4>(from);
+    const float4 high = load_shared<float4>(from + 512);
+    return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   }
 };
 
-// A block where k / P cannot serve all rows. Finds steps where store_steps() puts them, rows of k where k_rest will be,
-// factors and beta; leaves what HopperPreparer::settle() else does, exact k_rest, and pairs where the inverse will be, q's
+// A block where k / P cannot serve all rows. Finds steps where PrepareMemory puts them, rows of q and k where q P and k P
+// will be, factors and beta; leaves what HopperPreparer::settle() else does, and pairs where the inverse will be, q's
 // transposed: [16,16] fp32, A_ij in j < i and qk_ji in j >= i. The first row whose pairs shall be taken from there lies
 // where factors were. Out of line: what is rare shall cost the rest no registers.
 class SplitBlock {
  public:
-  __device__ explicit SplitBlock(std::uint32_t image) : image_(image), lane_(static_cast<int>(threadIdx.x) % 32) {}
+  __device__ __forceinline__ explicit SplitBlock(std::uint32_t image) : image_(image) {
+    // Not %laneid, which the assembler would read again for every use.
+    std::uint32_t below;
+    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
+    lane_ = __popc(below);
+  }
 
+  // kHasGrowth: whether gates above 0 are possible.
+  template <bool kHasGrowth>
   __device__ __forceinline__ void run(bool has_bounded_keys) {
-    PrepareMemory::load_steps(image_, lane_, step_);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) step_[i] = PrepareMemory::load(PrepareMemory::step_at(image_, lane_, i));
     forget();
     split_in_halves();
     forget();
@@ -170,18 +166,18 @@ class SplitBlock {
     forget();
     pair_each_with_itself();
     forget();
-    const unsigned first = settle(has_bounded_keys);
+    const unsigned first = settle<kHasGrowth>(has_bounded_keys);
     __syncwarp();
     if (lane_ == 0) store_shared(image_ + PrepareMemory::kFactor, first);
   }
 
  private:
   static constexpr int kScratch = PrepareMemory::kScratch;
-  static constexpr int kRowsPanel = 2048;  // bytes of 64 channels of eight rows of q and of k
 
   // Products of steps, and addresses, shall not be made or kept for a later use: registers are short.
   __device__ __forceinline__ void forget() {
     asm volatile("" : "+r"(lane_), "+r"(image_));
+    __builtin_assume(lane_ >= 0 && lane_ < 32);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
@@ -191,63 +187,68 @@ class SplitBlock {
 
   __device__ __forceinline__ int half() const { return PrepareMemory::half(lane_); }
 
-  __device__ __forceinline__ uint4 query(int i) const {
-    return load_shared<uint4>(PrepareMemory::at(image_, lane_, i, BlockImage::kPairPanel) + BlockImage::kQueries);
+  // Where this lane's pieces of its row i of q and k lie, but for their arrays' places.
+  __device__ __forceinline__ std::uint32_t pair_at(int i) const {
+    return PrepareMemory::at(image_, lane_, i, BlockImage::kPairPanel);
   }
-  __device__ __forceinline__ uint4 key(int i) const {
-    return load_shared<uint4>(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + BlockImage::kRest);
+  static __device__ __forceinline__ uint4 query(std::uint32_t at) {
+    return load_shared<uint4>(at + BlockImage::kQueries);
+  }
+  static __device__ __forceinline__ uint4 key(std::uint32_t at) { return load_shared<uint4>(at + BlockImage::kKeys); }
+
+  // The operands of a split: at kScratch eight rows of q and then of k, at kRest eight keys; 64 channels a panel.
+  static constexpr int kEighthPanel = 2048;
+  __device__ __forceinline__ std::uint32_t eighth_at(int n) const {
+    return image_ + static_cast<std::uint32_t>(lane_ % 16 / 8 * kEighthPanel + ((lane_ % 8 * 16) ^ (n * 144)));
   }
 
   // As HopperPreparer::settle(), with the same bits, but for k_rest. Returns the first row that k / P cannot serve, with
   // room for another rounding than when its need was noticed.
+  template <bool kHasGrowth>
   __device__ __forceinline__ unsigned settle(bool has_bounded_keys) {
-    Eight total = step_[0];  // of this half
+    Eight other = step_[0];  // decay of this half, then of the other
 #pragma unroll
-    for (int i = 1; i < 8; ++i) total = times(total, step_[i]);
-    Eight other;  // of the other half
+    for (int i = 1; i < 8; ++i) other = times(other, step_[i]);
 #pragma unroll
-    for (int c = 0; c < 8; ++c) other.x[c] = __shfl_xor_sync(kAllLanes, total.x[c], 16);
+    for (int c = 0; c < 8; ++c) other.x[c] = __shfl_xor_sync(kAllLanes, other.x[c], 16);
+    forget();
+    Eight decay = half() == 0 ? other : Eight::all(1);
+#pragma unroll
+    for (int i = 7; i >= 0; --i) {
+      const Eight k = times(Eight::of(key(pair_at(i))), factor(kBlock + 8 * half() + i));
+      store_shared(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + BlockImage::kRest,
+                   times(k, decay).pack());
+      if (i > 0) decay = times(decay, step_[i]);
+    }
     forget();
     Eight product = half() == 0 ? Eight::all(1) : other;
     int first = kBlock;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       product = times(product, step_[i]);
-      const Eight k = Eight::of(key(i));
+      const std::uint32_t at = pair_at(i);
+      const Eight raw = Eight::of(key(at));
       bool is_good = true;
 #pragma unroll
-      for (int c = 0; c < 8; ++c) is_good = is_good & (product.x[c] > 0x1.ffp-121f) & (product.x[c] < 0x1p120f);
+      for (int c = 0; c < 8; ++c) {
+        is_good = is_good & (product.x[c] > 0x1.ffp-121f);
+        if (kHasGrowth) is_good = is_good & (product.x[c] < 0x1p120f);
+      }
       if (!has_bounded_keys) {
 #pragma unroll
-        for (int c = 0; c < 8; ++c) is_good = is_good & (fabsf(k.x[c]) <= kLargestKey);
+        for (int c = 0; c < 8; ++c) is_good = is_good & (fabsf(raw.x[c]) <= kLargestKey);
       }
       first = min(first, is_good ? kBlock : 8 * half() + i);
-      const std::uint32_t pair_at = PrepareMemory::at(image_, lane_, i, BlockImage::kPairPanel);
-      const Eight scaled = times(k, factor(kBlock + 8 * half() + i));
-      const Eight q = times(Eight::of(query(i)), factor(8 * half() + i));
-      store_shared(pair_at + BlockImage::kQueries, times(q, product).pack());
-      store_shared(pair_at + BlockImage::kKeys, times(scaled, product).pack());
+      const Eight k = times(raw, factor(kBlock + 8 * half() + i));
+      const Eight q = times(Eight::of(query(at)), factor(8 * half() + i));
+      store_shared(at + BlockImage::kQueries, times(q, product).pack());
+      store_shared(at + BlockImage::kKeys, times(k, product).pack());
       Eight quotient;
 #pragma unroll
-      for (int c = 0; c < 8; ++c) quotient.x[c] = scaled.x[c] * fast_reciprocal(product.x[c]);
+      for (int c = 0; c < 8; ++c) quotient.x[c] = k.x[c] * fast_reciprocal(product.x[c]);
       store_shared(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + kScratch, quotient.pack());
     }
-    forget();
-    Eight decay = half() == 0 ? other : Eight::all(1);
-#pragma unroll
-    for (int i = 7; i >= 0; --i) {
-      const Eight k = times(Eight::of(key(i)), factor(kBlock + 8 * half() + i));
-      store_shared(PrepareMemory::at(image_, lane_, i, BlockImage::kRestPanel) + BlockImage::kRest,
-                   times(k, decay).pack());
-      decay = times(decay, step_[i]);
-    }
     return __reduce_min_sync(kAllLanes, static_cast<unsigned>(first));
-  }
-
-  // Where this lane's piece of row n of eight lies, given the bytes of a panel.
-  __device__ __forceinline__ std::uint32_t at_eighth(int n, int panel_bytes) const {
-    const int piece = lane_ % 16;
-    return image_ + static_cast<std::uint32_t>(piece / 8 * panel_bytes + n * 128 + ((piece % 8 ^ n) * 16));
   }
 
   // Pairs of the second half's rows with the first half's keys, across the middle of the block: the former times the
@@ -256,30 +257,49 @@ class SplitBlock {
   __device__ __forceinline__ void split_in_halves() const {
     const bool is_row = half() == 1;
     const int mirror = is_row ? 0 : 7;
+    const auto to = static_cast<std::uint32_t>(is_row ? kScratch + 1024 : BlockImage::kRest);
     Eight decay;
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int part = 0; part < 8; part += 2) {
+      uint4 q[2];
+      uint4 k[2];
 #pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        const float step = is_row ? step_[n].x[c] : (n == 0 ? 1.0f : step_[(8 - n) % 8].x[c]);
-        decay.x[c] = n == 0 ? step : decay.x[c] * step;
+      for (int n = 0; n < 2; ++n) {
+        const std::uint32_t from = pair_at((part + n) ^ mirror);
+        q[n] = query(from);
+        k[n] = key(from);
       }
-      const uint4 factor = decay.pack();
-      const int i = n ^ mirror;
-      const std::uint32_t rows_at = at_eighth(i, kRowsPanel) + kScratch;
-      const std::uint32_t keys_at = at_eighth(i, BlockImage::kPairPanel) + BlockImage::kKeys;
-      store_shared(is_row ? rows_at + 1024 : keys_at, times(key(i), factor));
-      const uint4 q = times(query(i), factor);
-      if (is_row) store_shared(rows_at, q);
+#pragma unroll
+      for (int n = part; n < part + 2; ++n) {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+          const float step = is_row ? step_[n].x[c] : (n == 0 ? 1.0f : step_[(8 - n) % 8].x[c]);
+          decay.x[c] = n == 0 ? step : decay.x[c] * step;
+        }
+        const uint4 factor = decay.pack();
+        const std::uint32_t at = eighth_at(n ^ mirror);
+        store_shared(at + to, times(k[n - part], factor));
+        const uint4 x = times(q[n - part], factor);
+        if (is_row) store_shared(at + kScratch, x);
+      }
     }
     multiply<8>();
   }
 
-  // The same within each 2 kLevel rows. Eight rows and eight keys in all.
+  // The same within each 2 kLevel rows, across their middle. Eight rows and eight keys in all.
   template <int kLevel>
   __device__ __forceinline__ void split_at() const {
     const auto n_of = [&](int i) { return 4 * half() + i / (2 * kLevel) * kLevel + i % kLevel; };
+    uint4 q[8];
+    uint4 k[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t from = pair_at(i);
+      if ((i & kLevel) == 0) continue;
+      q[i] = query(from);
+      k[i] = key(from);
+    }
     Eight decay;
     __syncwarp();
 #pragma unroll
@@ -287,30 +307,31 @@ class SplitBlock {
       if ((i & kLevel) == 0) continue;
       decay = i % kLevel == 0 ? step_[i] : times(decay, step_[i]);
       const uint4 factor = decay.pack();
-      const std::uint32_t to = at_eighth(n_of(i), kRowsPanel) + kScratch;
-      store_shared(to, times(query(i), factor));
-      store_shared(to + 1024, times(key(i), factor));
+      const std::uint32_t to = eighth_at(n_of(i)) + kScratch;
+      store_shared(to, times(q[i], factor));
+      store_shared(to + 1024, times(k[i], factor));
     }
 #pragma unroll
     for (int i = 7; i >= 0; --i) {
       if ((i & kLevel) != 0) continue;
-      uint4 x = key(i);
+      k[i] = key(pair_at(i));
       if (i % kLevel < kLevel - 1) {
         decay = i % kLevel == kLevel - 2 ? step_[i + 1] : times(decay, step_[i + 1]);
-        x = times(x, decay.pack());
+        k[i] = times(k[i], decay.pack());
       }
-      store_shared(at_eighth(n_of(i), BlockImage::kPairPanel) + BlockImage::kKeys, x);
+      store_shared(eighth_at(n_of(i)) + BlockImage::kRest, k[i]);
     }
     multiply<kLevel>();
   }
 
+  // Puts aside what is wanted of the operands' product: pairs within the same 2 kLevel rows.
   template <int kLevel>
   __device__ __forceinline__ void multiply() const {
     __syncwarp();
-    float pairs[4] = {};  // with q, then with k
+    float pairs[4] = {};  // of q, then of k
     const int row = lane_ % 8;
     const std::uint32_t a_at = image_ + static_cast<std::uint32_t>(kScratch + lane_ / 8 % 2 * 1024 + row * 128);
-    const std::uint32_t b_at = image_ + static_cast<std::uint32_t>(BlockImage::kKeys + row * 128);
+    const std::uint32_t b_at = image_ + static_cast<std::uint32_t>(BlockImage::kRest + row * 128);
     const int a_piece = (lane_ / 16) ^ row;
     const int b_piece = (lane_ / 8) ^ row;
 #pragma unroll
@@ -318,9 +339,8 @@ class SplitBlock {
       std::uint32_t a[4];
       std::uint32_t a_next[4];
       std::uint32_t b[4];
-      const auto a_step = static_cast<std::uint32_t>(step / 4 * kRowsPanel);
-      ldmatrix4(
-          b_at + static_cast<std::uint32_t>(step / 4 * BlockImage::kPairPanel + ((b_piece ^ (step % 4 * 2)) * 16)), b);
+      const auto a_step = static_cast<std::uint32_t>(step / 4 * kEighthPanel);
+      ldmatrix4(b_at + static_cast<std::uint32_t>(step / 4 * kEighthPanel + ((b_piece ^ (step % 4 * 2)) * 16)), b);
       ldmatrix4(a_at + a_step + static_cast<std::uint32_t>((a_piece ^ (step % 4 * 2)) * 16), a);
       ldmatrix4(a_at + a_step + static_cast<std::uint32_t>((a_piece ^ (step % 4 * 2 + 2)) * 16), a_next);
       mma_bf16(pairs, a, b[0], b[1]);
@@ -352,7 +372,7 @@ class SplitBlock {
     const int row = lane_ % 8;
     const std::uint32_t a_at =
         image_ + static_cast<std::uint32_t>(BlockImage::kQueries + (row + lane_ / 8 % 2 * 8) * 128);
-    const std::uint32_t b_at = image_ + static_cast<std::uint32_t>(BlockImage::kRest + (row + lane_ / 16 * 8) * 128);
+    const std::uint32_t b_at = image_ + static_cast<std::uint32_t>(BlockImage::kKeys + (row + lane_ / 16 * 8) * 128);
     const int a_piece = (lane_ / 16) ^ row;
     const int b_piece = (lane_ / 8 % 2) ^ row;
 #pragma unroll
@@ -362,7 +382,7 @@ class SplitBlock {
       ldmatrix4(
           a_at + static_cast<std::uint32_t>(step / 4 * BlockImage::kPairPanel + ((a_piece ^ (step % 4 * 2)) * 16)), a);
       ldmatrix4(
-          b_at + static_cast<std::uint32_t>(step / 4 * BlockImage::kRestPanel + ((b_piece ^ (step % 4 * 2)) * 16)), b);
+          b_at + static_cast<std::uint32_t>(step / 4 * BlockImage::kPairPanel + ((b_piece ^ (step % 4 * 2)) * 16)), b);
       mma_bf16(pairs[0], a, b[0], b[1]);
       mma_bf16(pairs[1], a, b[2], b[3]);
     }
@@ -388,8 +408,9 @@ class SplitBlock {
   Eight step_[8];
 };
 
-inline __device__ __noinline__ void split_block(std::uint32_t image, bool has_bounded_keys) {
-  SplitBlock(image).run(has_bounded_keys);
+template <bool kHasGrowth>
+__device__ __noinline__ void split_block(std::uint32_t image, bool has_bounded_keys) {
+  SplitBlock(image).run<kHasGrowth>(has_bounded_keys);
 }
 
 // A warp that makes images. kMode: what turns g into gates. kGateDtype: fp32 or bf16. kIsVector: rows of q, k and g are
@@ -404,7 +425,7 @@ class HopperPreparer {
   static constexpr int kBlocks = 3;  // of threads on a multiprocessor
 
   __device__ HopperPreparer(const ChunkKdaFwdTask& task, std::uint32_t memory)
-      : t_(task), image_(memory), lane_(static_cast<int>(threadIdx.x) % 32) {}
+      : t_(task), image_(memory), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
   // Blocks `first`, `first + step`, ... of all sequences and heads together.
   __device__ void run(unsigned first, unsigned step) {
@@ -440,7 +461,7 @@ class HopperPreparer {
   }
 
  private:
-  __device__ __forceinline__ int half() const { return lane_ / 16; }
+  __device__ __forceinline__ int half() const { return PrepareMemory::half(lane_); }
   __device__ __forceinline__ int channel() const { return lane_ % 16 * 8; }  // first of eight
 
   // Pieces of 16 bytes in a lane's gates of a row.
@@ -725,12 +746,14 @@ class HopperPreparer {
   // Hands the block to SplitBlock.
   __device__ __forceinline__ void split() const {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) store_shared(at(i, BlockImage::kRestPanel) + BlockImage::kRest, k_[i]);
+    for (int i = 0; i < 8; ++i) {
+      store_shared(at(i, BlockImage::kPairPanel) + BlockImage::kKeys, k_[i]);
+      PrepareMemory::store(PrepareMemory::step_at(image_, lane_, i), step_[i]);
+    }
     // Lane 16 h + l holds the factor of row 8 h + l of q in l < 8, else of row 8 h + l - 8 of k.
     store_shared(image_ + static_cast<std::uint32_t>(kFactor + lane_ / 8 % 2 * 64 + half() * 32 + lane_ % 8 * 4),
                  __float_as_uint(factor_));
-    PrepareMemory::store_steps(image_, lane_, step_);
-    split_block(image_, t_.qk_l2norm);
+    split_block<kMode == GateMode::kActivated>(image_, t_.qk_l2norm);
   }
 
   // Puts the pairs that SplitBlock put aside where multiply() has put its own. Half a row per lane.
