@@ -59,7 +59,7 @@ if [[ $steps == *" python "* ]]; then
 fi
 
 if [[ $steps == *" sanitizer "* ]]; then
-  list='*/tail_T65_*:*/packed_edges_BSND_C64:*/dims_K48_V32_C128:*/dims_K256_V256_C64:*/groups_of_8:CudaSequences.*:KdaGate*StridesDoNotMatter'
+  list='*/tail_T65_*:*/packed_edges_BSND_C64:*/dims_K48_V32_C128:*/dims_K256_V256_C64:*/groups_of_8:CudaSequences.*:KdaGate*StridesDoNotMatter:Cuda/StrongGates.AreExact/*:LargeKeys.*'
   for tool in memcheck racecheck initcheck; do
     echo "compute-sanitizer $tool"
     timeout 300 compute-sanitizer --tool "$tool" "$BIN/kda_cuda_tests" --gtest_brief=1 --gtest_filter="$list" \
