@@ -1,5 +1,5 @@
-// Gates too strong for one anchor in a block of 16 tokens, and what else the Hopper path takes out of its usual way. The
-// CPU's tests know gates that are strong everywhere; here the strong ones lie at chosen rows of blocks.
+// Gates too strong for one anchor in a block of 16 tokens, and what else the Hopper path takes out of its usual way.
+// The CPU's tests know gates that are strong everywhere; here the strong ones lie at chosen rows of blocks.
 
 #include <gtest/gtest.h>
 

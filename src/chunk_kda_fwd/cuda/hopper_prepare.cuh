@@ -137,10 +137,10 @@ struct PrepareMemory {
   }
 };
 
-// A block where k / P cannot serve all rows. Finds steps where PrepareMemory puts them, rows of q and k where q P and k P
-// will be, factors and beta; leaves what HopperPreparer::settle() else does, and pairs where the inverse will be, q's
-// transposed: [16,16] fp32, A_ij in j < i and qk_ji in j >= i. The first row whose pairs shall be taken from there lies
-// where factors were. Out of line: what is rare shall cost the rest no registers.
+// A block where k / P cannot serve all rows. Finds steps where PrepareMemory puts them, rows of q and k where q P and
+// k P will be, factors and beta; leaves what HopperPreparer::settle() else does, and pairs where the inverse will be,
+// q's transposed: [16,16] fp32, A_ij in j < i and qk_ji in j >= i. The first row whose pairs shall be taken from there
+// lies where factors were. Out of line: what is rare shall cost the rest no registers.
 class SplitBlock {
  public:
   __device__ __forceinline__ explicit SplitBlock(std::uint32_t image) : image_(image) {
@@ -202,8 +202,8 @@ class SplitBlock {
     return image_ + static_cast<std::uint32_t>(lane_ % 16 / 8 * kEighthPanel + ((lane_ % 8 * 16) ^ (n * 144)));
   }
 
-  // As HopperPreparer::settle(), with the same bits, but for k_rest. Returns the first row that k / P cannot serve, with
-  // room for another rounding than when its need was noticed.
+  // As HopperPreparer::settle(), with the same bits, but for k_rest. Returns the first row that k / P cannot serve,
+  // with room for another rounding than when its need was noticed.
   template <bool kHasGrowth>
   __device__ __forceinline__ unsigned settle(bool has_bounded_keys) {
     Eight other = step_[0];  // decay of this half, then of the other
@@ -252,8 +252,8 @@ class SplitBlock {
   }
 
   // Pairs of the second half's rows with the first half's keys, across the middle of the block: the former times the
-  // decay from there on, the latter times the decay up to there. Away from the middle, that is down the rows in one half
-  // and up in the other.
+  // decay from there on, the latter times the decay up to there. Away from the middle, that is down the rows in one
+  // half and up in the other.
   __device__ __forceinline__ void split_in_halves() const {
     const bool is_row = half() == 1;
     const int mirror = is_row ? 0 : 7;
