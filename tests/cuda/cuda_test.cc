@@ -235,8 +235,8 @@ TEST(CudaGrid, MoreBlocksThanWarps) {
   expect_case_within_bounds(c, OutputSet().set(kAttnOut).set(kFinalState));
 }
 
-// Blocks of threads own 64 columns of a state: any number of them, the last one's partly beyond V. Whatever else is asked
-// for, wherever it lies, the bits are the same.
+// Blocks of threads own 64 columns of a state: any number of them, the last one's partly beyond V. Whatever else is
+// asked for, wherever it lies, the bits are the same.
 TEST(CudaColumns, OfAnyNumber) {
   const OutputSet outputs = OutputSet().set(kAttnOut).set(kFinalState).set(kVNew).set(kH);
   for (const std::int64_t V : {16, 48, 64, 80, 128, 208, 256}) {

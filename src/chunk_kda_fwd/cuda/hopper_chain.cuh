@@ -2,8 +2,8 @@
 
 // The state's way through the blocks of a sequence. A block of threads owns 64 columns of the state of one value head,
 // or what is left of V: transposed, [64,128], as the sums of its matrix products, and rounded to bf16 as their first
-// operand, so that the state never passes through shared memory. Columns beyond V are 0, and nobody's output. Row by row
-// of a block's tokens, h the state before it:
+// operand, so that the state never passes through shared memory. Columns beyond V are 0, and nobody's output. Row by
+// row of a block's tokens, h the state before it:
 //
 //     x = beta (v - keys h)
 //     v_new = x + solve x
@@ -298,9 +298,9 @@ class HopperStorer {
   const int lane_;
 };
 
-// A group of four warps with its columns of a state. Names as in advance.cuh: a lane has columns r and r + 8 of its warp's
-// 16, and tokens 2c and 2c + 1 of every eight. kIsPlain: attn_out is written in vectors, and neither v_new nor h is
-// asked for.
+// A group of four warps with its columns of a state. Names as in advance.cuh: a lane has columns r and r + 8 of its
+// warp's 16, and tokens 2c and 2c + 1 of every eight. kIsPlain: attn_out is written in vectors, and neither v_new nor h
+// is asked for.
 template <bool kIsPlain>
 class HopperAdvancer {
  public:
