@@ -16,8 +16,8 @@ _INTERMEDIATE_SLACK = 1e-5
 _GATE_ROUNDING_FACTOR = 1.001
 _GATE_SLACK = 2.0**-22
 _SMALLEST_REFERENCE = 1e-37
-# What gk may be off without any consequence: sums of gates are exponents.
-_SMALLEST_GK = 1e-30
+# Errors are relative to this at least: what is all smaller comes from decays that are 0 in fp32, but for subnormals.
+_SMALLEST_NORM = 1e-30
 
 # What outputs that pass through a GPU's products of rounded operands may be off beyond their own rounding: as a rule,
 # and where keys are alike.
@@ -46,11 +46,11 @@ class Score:
         return math.isfinite(self.error) and self.error <= self.bound
 
 
-def relative_error(actual: npt.NDArray[Any], expected: npt.NDArray[np.float64], smallest: float = 0.0) -> float:
+def relative_error(actual: npt.NDArray[Any], expected: npt.NDArray[np.float64]) -> float:
     """Return the relative Frobenius norm of the difference, absolute where `expected` is 0.
 
-    It is relative to that of `smallest` everywhere, where that is more. Infinities are compared by mask; inf when the
-    masks differ or there is a NaN.
+    It is relative to 1e-30 per element at least. Infinities are compared by mask; inf when the masks differ or there is
+    a NaN.
     """
     got = actual.astype(np.float64)
     if got.shape != expected.shape or np.isnan(got).any() or np.isnan(expected).any():
@@ -63,8 +63,7 @@ def relative_error(actual: npt.NDArray[Any], expected: npt.NDArray[np.float64], 
     if not np.isfinite(got).all():
         return math.inf
     difference, norm = float(np.linalg.norm(got - expected)), float(np.linalg.norm(expected))
-    norm = max(norm, smallest * math.sqrt(expected.size))
-    return difference / norm if norm else difference
+    return difference / max(norm, _SMALLEST_NORM * math.sqrt(expected.size)) if norm else difference
 
 
 def _wanted(actual: npt.NDArray[Any], expected: npt.NDArray[np.float64]) -> tuple[Any, Any]:
@@ -114,8 +113,7 @@ def score(output: str, actual: npt.NDArray[Any], expected: npt.NDArray[np.float6
     else:
         bound = _ROUNDING_FACTOR * rounding + (0 if output == "attn_out" else _INTERMEDIATE_SLACK)
     bound += slack if output in _THROUGH_PRODUCTS else 0
-    error = relative_error(actual, wanted, _SMALLEST_GK if output == "gk" else 0.0)
-    return Score(output, error, rounding, bound)
+    return Score(output, relative_error(actual, wanted), rounding, bound)
 
 
 def score_all(

@@ -10,8 +10,8 @@
 
 namespace kda::testing {
 
-// The relative Frobenius norm of actual - expected, absolute where expected is 0. Infinite if a number is NaN, or
-// infinite where the other one is not.
+// The Frobenius norm of actual - expected, relative to that of expected, or of 1e-30 per element where that is more;
+// absolute where expected is 0. Infinite if a number is NaN, or infinite where the other one is not.
 [[nodiscard]] double relative_error(const std::vector<double>& actual, const std::vector<double>& expected);
 
 struct Comparison {
