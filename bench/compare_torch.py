@@ -23,8 +23,8 @@ from kda import _cases, reference
 from kda._chunk_kda_fwd import Arguments
 from kda._info import info
 from kda._score import relative_error
-from kda.cli import bench
-from kda.cli.console import UserError, progress, stdout, user_errors
+from kda.cli import bench, files
+from kda.cli.console import UserError, output_errors, progress, stdout, user_errors
 
 try:
     import torch
@@ -300,24 +300,25 @@ def compare(
             raise UserError(f"--case: there is no case {case_name}")
         used = bench.default_threads(threads)
         measurements: list[Measurement] = []
-        with progress() as bar:
-            task = bar.add_task("sizes", total=len(sizes))
-            for T, H in sizes:
-                measurements += measure(bench.scaled(case, T, H), used, rounds)
-                bar.advance(task)
+        with files.new_files(None, json_file) as (json_target,):
+            with progress() as bar:
+                task = bar.add_task("sizes", total=len(sizes))
+                for T, H in sizes:
+                    measurements += measure(bench.scaled(case, T, H), used, rounds)
+                    bar.advance(task)
+            if json_target is not None:
+                report = {
+                    "version": info().version,
+                    "torch": torch.__version__,
+                    "cpu": info().cpu,
+                    "instruction_set": info().cpu_instruction_set,
+                    "case": case.name,
+                    "threads": used,
+                    "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
+                }
+                json_target.write_text(json.dumps(report, indent=1) + "\n")
         stdout().print(_table(measurements, f"{case.name}, {used} threads, torch {torch.__version__}"))
         stdout().print("of kda: the time over that of chunk_kda_fwd; error: of attn_out and final_state in float32")
-        if json_file is not None:
-            report = {
-                "version": info().version,
-                "torch": torch.__version__,
-                "cpu": info().cpu,
-                "instruction_set": info().cpu_instruction_set,
-                "case": case.name,
-                "threads": used,
-                "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
-            }
-            json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _table(measurements: Sequence[Measurement], title: str) -> Table:
@@ -338,4 +339,5 @@ def _table(measurements: Sequence[Measurement], title: str) -> Table:
 
 
 if __name__ == "__main__":
-    typer.run(compare)
+    with output_errors():
+        typer.run(compare)

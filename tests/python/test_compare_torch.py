@@ -113,6 +113,13 @@ def test_refusals_are_one_line(options, message):
     assert done.stderr.count("\n") == 1
 
 
+def test_a_full_disk_under_stdout_is_one_line():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "kda: stdout cannot be written: No space left on device\n"
+
+
 def test_without_torch_the_program_says_so():
     code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
