@@ -78,6 +78,20 @@ __device__ __forceinline__ void copy_async16(std::uint32_t to, const void* from)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// 8 bytes, both ends at multiples of 8.
+__device__ __forceinline__ void copy_async8(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
+// This thread's copies since the last call are a group, be it an empty one.
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all but this thread's last kGroups groups have arrived.
+template <int kGroups>
+__device__ __forceinline__ void copies_wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
 // Until this thread's copies so far have arrived.
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

@@ -6,10 +6,15 @@
 
 namespace kda::cuda {
 
-// Rounded to the nearest tf32 number (10 bits of fraction), which mma would else truncate to.
+// Rounded to the nearest tf32 number (10 bits of fraction), which mma would else truncate to: one instruction from
+// compute capability 9.0 on, four before.
 __device__ __forceinline__ float to_tf32(float x) {
   std::uint32_t bits;
+#if __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
   return __uint_as_float(bits);
 }
 
@@ -31,6 +36,13 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// An 8 x 8 matrix of 16-bit elements, transposed: lane = 4 r + c holds row r, columns 2c and 2c + 1.
+__device__ __forceinline__ std::uint32_t transposed8x8(std::uint32_t pair) {
+  std::uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  return r;
 }
 
 // Named barriers: `threads` counts those that arrive and those that wait. A warp takes part as a whole.

@@ -3,6 +3,7 @@
 //
 //     kda_cuda_bench [JSON FILE [PART OF A CASE'S NAME]]
 
+#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -36,6 +37,10 @@ struct BenchCase {
   double fla_ms;
   std::int64_t K = 128, V = 128, C = 64;
   std::optional<Softplus> softplus{};  // bounded gates if absent
+  Dtype dtype = Dtype::kBFloat16;      // of q, k and v
+  Layout layout = Layout::kBSND;
+  std::int64_t group = 1;   // value heads of a key head
+  bool is_generic = false;  // forced off the Hopper path
 };
 
 void check(cudaError_t status, const char* what) {
@@ -44,7 +49,10 @@ void check(cudaError_t status, const char* what) {
   std::exit(1);
 }
 
-std::uint16_t bf16(float x) {
+// 16-bit elements.
+std::uint16_t rounded(float x, Dtype dtype) {
+  if (dtype == Dtype::kFloat16) return __half_as_ushort(__float2half_rn(x));
+
   std::uint32_t bits;
   __builtin_memcpy(&bits, &x, sizeof(bits));
   return static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
@@ -71,7 +79,7 @@ class Random {
       if (dtype == Dtype::kFloat32) {
         reinterpret_cast<float*>(block.data())[i] = x;
       } else {
-        reinterpret_cast<std::uint16_t*>(block.data())[i] = bf16(x);
+        reinterpret_cast<std::uint16_t*>(block.data())[i] = rounded(x, dtype);
       }
     }
     auto* to = static_cast<std::byte*>(data);
@@ -136,14 +144,20 @@ double time_plan(const BenchCase& c, const Random& random, const OutputList& mor
   ChunkKdaFwdInputs in;
   ChunkKdaFwdAttributes attributes;
   const std::int64_t N = c.cu_seqlens.empty() ? c.B : static_cast<std::int64_t>(c.cu_seqlens.size()) - 1;
-  in.q = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H, c.K});
-  in.k = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H, c.K});
-  in.v = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H, c.V});
-  in.g = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H, c.K});
-  in.beta = tensors.make(Dtype::kBFloat16, {c.B, c.T, c.H});
-  in.A_log = tensors.make(Dtype::kFloat32, {c.H});
-  in.dt_bias = tensors.make(Dtype::kFloat32, {c.H * c.K});
-  in.initial_state = tensors.make(Dtype::kFloat32, {N, c.H, c.K, c.V});
+  const std::int64_t HV = c.H * c.group;
+  const auto make = [&](Dtype dtype, std::int64_t heads, std::int64_t width) {
+    const bool is_sequence_major = c.layout == Layout::kBSND;
+    return tensors.make(dtype, {c.B, is_sequence_major ? c.T : heads, is_sequence_major ? heads : c.T, width});
+  };
+  in.q = make(c.dtype, c.H, c.K);
+  in.k = make(c.dtype, c.H, c.K);
+  in.v = make(c.dtype, HV, c.V);
+  in.g = make(Dtype::kBFloat16, HV, c.K);
+  in.beta = c.layout == Layout::kBSND ? tensors.make(Dtype::kBFloat16, {c.B, c.T, HV})
+                                      : tensors.make(Dtype::kBFloat16, {c.B, HV, c.T});
+  in.A_log = tensors.make(Dtype::kFloat32, {HV});
+  in.dt_bias = tensors.make(Dtype::kFloat32, {HV * c.K});
+  in.initial_state = tensors.make(Dtype::kFloat32, {N, HV, c.K, c.V});
   for (const TensorView* view : {&in.q, &in.k, &in.v, &in.beta})
     random.fill(view->data, view->dtype, view->numel(), -1, 1);
   random.fill(in.g.data, in.g.dtype, in.g.numel(), -5, 3);
@@ -153,6 +167,7 @@ double time_plan(const BenchCase& c, const Random& random, const OutputList& mor
   if (c.softplus && c.softplus->every > 0) strengthen(in.dt_bias, *c.softplus);
   attributes.scale = 0.08838834764831845;
   attributes.chunk_size = c.C;
+  attributes.layout = c.layout;
   attributes.use_gate_in_kernel = true;
   attributes.safe_gate = !c.softplus;
   attributes.fusions.qk_l2norm = true;
@@ -163,7 +178,9 @@ double time_plan(const BenchCase& c, const Random& random, const OutputList& mor
   out.attn_out = tensors.make(shapes.attn_out);
   out.final_state = tensors.make(shapes.final_state);
   for (const auto output : more) out.*output = tensors.make(shapes.*output);
+  if (c.is_generic) setenv("KDA_CUDA_PATH", "generic", 1);
   const ChunkKdaFwdPlan plan(in, out, attributes);
+  if (c.is_generic) unsetenv("KDA_CUDA_PATH");
   void* workspace = nullptr;
   check(cudaMalloc(&workspace, plan.workspace_bytes() + 1), "workspace");
 
@@ -313,6 +330,24 @@ int main(int argc, char** argv) {
       {"K128_V256_T4096_H32", 1, 4096, 32, {}, 0, 0, 0, 128, 256, 64},
       {"K128_V64_T8192_H96", 1, 8192, 96, {}, 0, 0, 0, 128, 64, 64},
   };
+  const auto changed = [](const char* name, std::int64_t T, std::int64_t H, const auto& change) {
+    BenchCase c{name, 1, T, H, {}, 0, 0, 0};
+    change(c);
+    return c;
+  };
+  const std::vector<BenchCase> changed_cases = {
+      changed("T8192_H96 fp16", 8192, 96, [](BenchCase& c) { c.dtype = Dtype::kFloat16; }),
+      changed("T8192_H96 generic", 8192, 96, [](BenchCase& c) { c.is_generic = true; }),
+      changed("T4096_H32 generic", 4096, 32, [](BenchCase& c) { c.is_generic = true; }),
+      changed("T4096_H8_HV32", 4096, 8, [](BenchCase& c) { c.group = 4; }),
+      changed("T4096_H8_HV32 fp16", 4096, 8, [](BenchCase& c) { c.group = 4, c.dtype = Dtype::kFloat16; }),
+      changed("T4096_H32 C128", 4096, 32, [](BenchCase& c) { c.C = 128; }),
+      changed("T4096_H32 C128 fp16", 4096, 32, [](BenchCase& c) { c.C = 128, c.dtype = Dtype::kFloat16; }),
+      changed("T4096_H32 BNSD", 4096, 32, [](BenchCase& c) { c.layout = Layout::kBNSD; }),
+      changed("T4096_H32 BNSD fp16", 4096, 32,
+              [](BenchCase& c) { c.layout = Layout::kBNSD, c.dtype = Dtype::kFloat16; }),
+      changed("K96_V96_T4096_H32", 4096, 32, [](BenchCase& c) { c.K = c.V = 96; }),
+  };
   const auto softplus_case = [](const char* name, Softplus softplus) {
     return BenchCase{name, 1, 8192, 96, {}, 0.237, 0, 0, 128, 128, 64, softplus};
   };
@@ -346,6 +381,8 @@ int main(int argc, char** argv) {
     if (name.find(wanted) != std::string::npos) report(name, c, time_plan(c, random, more));
   };
   for (const BenchCase& c : cases) time(c.name, c, {});
+  for (const BenchCase& c : changed_cases) time(c.name, c, {});
+  time("T8192_H96 generic v_new, h", changed_cases[1], kStates);
   time("T8192_H96 v_new, h", cases[0], kStates);
   time("T8192_H96 all outputs", cases[0], kIntermediates);
   for (const BenchCase& c : softplus_cases) time(c.name, c, {});

@@ -279,6 +279,44 @@ TEST(CudaColumns, OfAnyNumber) {
   }
 }
 
+// Every width that the chain of the generic path is compiled for, full and padded, with V on either side of K.
+TEST(CudaShapes, EveryKAndV) {
+  for (std::int64_t K = 16; K <= 256; K += 16) {
+    OpCase c;
+    c.name = std::to_string(K);
+    c.dtype = Dtype::kFloat16;
+    c.T = 40;
+    c.H = 1;
+    c.HV = 2;
+    c.K = K;
+    c.V = 272 - K;
+    c.initial_state = true;
+    c.state_v_first = K % 32 == 0;
+    expect_case_within_bounds(c, OutputSet().set(kAttnOut).set(kFinalState).set(kVNew).set(kH));
+  }
+}
+
+// tf32 products keep fp16 about as well as its own rounding does.
+TEST(CudaShapes, Float16IsKeptTo5e_4) {
+  for (const std::int64_t K : {64, 128, 256}) {
+    OpCase c;
+    c.name = "fp16";
+    c.dtype = Dtype::kFloat16;
+    c.T = 512;
+    c.H = c.HV = 1;
+    c.K = c.V = K;
+    c.initial_state = true;
+    const CaseInputs inputs = make_inputs(c);
+    const RunResult result = run(inputs, OutputSet().set(kAttnOut).set(kFinalState));
+    const auto expected = reference::chunk_kda_fwd(inputs.tensors, inputs.attributes, /*intermediates=*/false);
+    const double attn_out = relative_error(result.values(kAttnOut), expected.attn_out);
+    const double final_state = relative_error(result.values(kFinalState), expected.final_state);
+    RecordProperty("attn_out", std::to_string(attn_out));
+    EXPECT_LE(attn_out, 5e-4) << K;
+    EXPECT_LE(final_state, 5e-4) << K;
+  }
+}
+
 TEST(CudaPlan, RefusesADeviceThatIsNotThere) {
   const CaseInputs inputs = make_inputs(packed_case());
   const RunResult result = run(inputs, OutputSet().set(kAttnOut));

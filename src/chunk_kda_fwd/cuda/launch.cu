@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "chunk_kda_fwd/cuda/chain.cuh"
+#include "chunk_kda_fwd/cuda/prepare.cuh"
 #include "cuda/runtime.cuh"
 
 namespace kda::cuda {
@@ -93,28 +94,101 @@ bool allow_shared_memory(const void* kernel, int bytes, Failure* failure) {
                    "cudaFuncSetAttribute", failure);
 }
 
-template <class Shape>
+template <Dtype kDtype, GateMode kMode, bool kIsVector>
+bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+  const auto grid = static_cast<unsigned>((task.blocks * task.HV + kPrepareWarps - 1) / kPrepareWarps);
+  prepare_kernel<kDtype, kMode, kIsVector><<<grid, 32 * kPrepareWarps, 0, stream>>>(task);
+  return succeeded(cudaGetLastError(), "launch of prepare", failure);
+}
+
+template <Dtype kDtype, GateMode kMode>
+bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+  const auto bits = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data); };
+  const bool is_aligned = (bits(task.at.q) | bits(task.at.k) | bits(task.at.g) | bits(task.at.dt_bias)) % 16 == 0 &&
+                          (task.at.dt_bias == nullptr || task.dt_bias_stride == 1);
+  return task.vector_inputs && is_aligned ? launch_prepare<kDtype, kMode, true>(task, stream, failure)
+                                          : launch_prepare<kDtype, kMode, false>(task, stream, failure);
+}
+
+template <Dtype kDtype>
+bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+  switch (task.gate_mode) {
+    case GateMode::kSoftplus:
+      return launch_prepare<kDtype, GateMode::kSoftplus>(task, stream, failure);
+    case GateMode::kBounded:
+      return launch_prepare<kDtype, GateMode::kBounded>(task, stream, failure);
+    case GateMode::kAccumulated:
+      return launch_prepare<kDtype, GateMode::kAccumulated, false>(task, stream, failure);
+    default:
+      return launch_prepare<kDtype, GateMode::kActivated>(task, stream, failure);
+  }
+}
+
+bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+  if (task.blocks == 0) return true;
+  return task.dtype == Dtype::kBFloat16 ? launch_prepare<Dtype::kBFloat16>(task, stream, failure)
+                                        : launch_prepare<Dtype::kFloat16>(task, stream, failure);
+}
+
+// Whether rows can be read or written four elements at a time.
+bool is_vector(const void* data, const RowStrides& strides) {
+  return steps_by(strides, 4) && reinterpret_cast<std::uintptr_t>(data) % 8 == 0;
+}
+
+template <int kGroups, bool kIsBf16>
 bool launch_chain(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+  constexpr int kMostStages = 4;
+  const auto attribute = [&](int* value, cudaDeviceAttr which) {
+    return succeeded(cudaDeviceGetAttribute(value, which, task.device), "cudaDeviceGetAttribute", failure);
+  };
   int most = 0;
-  if (!succeeded(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, task.device),
-                 "cudaDeviceGetAttribute", failure)) {
+  int on_multiprocessor = 0;
+  if (!attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin) ||
+      !attribute(&on_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor)) {
     return false;
   }
-  const int slots = Shape::kFixedBytes + 2 * Shape::kSlotBytes <= most ? 2 : 1;
-  const int bytes = Shape::kFixedBytes + slots * Shape::kSlotBytes;
-  const auto kernel = chain_kernel<Shape>;
+  const int warps = (task.V / 16 + task.panels - 1) / task.panels;
+  const std::int64_t grid = task.N * task.HV * task.panels;
+  // Two blocks of threads share a multiprocessor where there are many.
+  constexpr int kReserved = 1024;
+  if (grid > task.multiprocessors) most = std::min(most, on_multiprocessor / 2 - kReserved);
+  const int stage_bytes = Image{kGroups}.bytes() + warps * kChainValueBytes;
+  const int stages = std::max(1, std::min(kMostStages, most / stage_bytes));
+  const int bytes = stages * stage_bytes;
+  const ChainVectors vectors{is_vector(task.at.v, task.v), is_vector(task.at.attn_out, task.attn_out),
+                             is_vector(task.at.v_new, task.v_new)};
+  const auto kernel = chain_kernel<kGroups, kIsBf16>;
   if (!allow_shared_memory(reinterpret_cast<const void*>(kernel), bytes, failure)) return false;
-  const auto grid = static_cast<unsigned>(task.N * task.HV * task.panels);
-  kernel<<<grid, Shape::kThreads, static_cast<std::size_t>(bytes), stream>>>(task, slots);
+  kernel<<<static_cast<unsigned>(grid), static_cast<unsigned>(32 * (warps + 1)), static_cast<std::size_t>(bytes),
+           stream>>>(task, vectors, stages);
   return succeeded(cudaGetLastError(), "launch of the chain", failure);
 }
 
-// A state's columns are split into panels of 64 or 128.
+template <int kGroups>
 bool launch_chain(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
-  const bool is_wide = task.panels * 64 < task.V;
-  if (task.K > 128) return launch_chain<ChainShape<32, 4, 4>>(task, stream, failure);
-  return is_wide ? launch_chain<ChainShape<16, 8, 8>>(task, stream, failure)
-                 : launch_chain<ChainShape<16, 4, 8>>(task, stream, failure);
+  return task.dtype == Dtype::kBFloat16 ? launch_chain<kGroups, true>(task, stream, failure)
+                                        : launch_chain<kGroups, false>(task, stream, failure);
+}
+
+bool launch_chain(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+  switch (task.image_groups) {
+    case 2:
+      return launch_chain<2>(task, stream, failure);
+    case 4:
+      return launch_chain<4>(task, stream, failure);
+    case 6:
+      return launch_chain<6>(task, stream, failure);
+    case 8:
+      return launch_chain<8>(task, stream, failure);
+    case 12:
+      return launch_chain<12>(task, stream, failure);
+    default:
+      return launch_chain<16>(task, stream, failure);
+  }
+}
+
+bool launch_generic(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+  return launch_prepare(task, stream, failure) && launch_chain(task, stream, failure);
 }
 
 }  // namespace
@@ -128,7 +202,8 @@ bool launch_chunk_kda_fwd(const ChunkKdaFwdTask& task, void* stream_, Failure* f
                                                          : make_sequences(task, stream, failure);
     if (!is_there) return false;
   }
-  const bool is_launched = task.is_hopper ? launch_hopper(task, stream_, failure) : launch_chain(task, stream, failure);
+  const bool is_launched =
+      task.is_hopper ? launch_hopper(task, stream_, failure) : launch_generic(task, stream, failure);
   return is_launched && launch_extras(task, stream_, failure);
 }
 

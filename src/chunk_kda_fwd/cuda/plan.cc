@@ -9,6 +9,7 @@
 #include "chunk_kda_fwd/arguments.h"
 #include "chunk_kda_fwd/backend.h"
 #include "chunk_kda_fwd/cuda/hopper_image.h"
+#include "chunk_kda_fwd/cuda/image.h"
 #include "chunk_kda_fwd/cuda/task.h"
 #include "core/checked.h"
 #include "core/workspace.h"
@@ -108,6 +109,7 @@ ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device)
   const int widest = t.K > 128 || few ? 64 : 128;
   t.panels = (t.V + widest - 1) / widest;
   t.is_hopper = takes_hopper_path(p, device);
+  t.image_groups = image_groups(t.K);
   t.has_tensor_extras = takes_tensor_extras(p, device);
   t.cu_seqlens_dtype = p.cu_seqlens_dtype;
   t.cu_seqlens_stride = p.cu_seqlens_stride;
@@ -127,7 +129,8 @@ class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
         has_extras_(problem.has_gk || problem.has_Aqk || problem.has_Akk || problem.has_w || problem.has_u ||
                     problem.has_qg || problem.has_kg) {
     WorkspaceBuilder builder;
-    images_at_ = builder.add("blocks", {task_.is_hopper ? task_.blocks : 0, task_.HV, BlockImage::kBytes}, 1);
+    const std::int64_t image_bytes = task_.is_hopper ? BlockImage::kBytes : Image{task_.image_groups}.bytes();
+    images_at_ = builder.add("blocks", {task_.blocks, task_.HV, image_bytes}, 1);
     sequences_at_ = builder.add("sequences", {task_.is_packed ? task_.N : 0}, sizeof(PackedSequence));
     regions_ = builder.take();
   }
@@ -137,14 +140,14 @@ class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
     constexpr std::size_t kEntriesPerLaunch = 64;
     const auto uploads = static_cast<int>((sequences_.size() + kEntriesPerLaunch - 1) / kEntriesPerLaunch);
     const int tables = task_.is_packed && sequences_.empty() ? 1 : uploads;
-    return tables + (task_.is_hopper ? 2 : 1) + (has_extras_ ? 1 : 0);
+    return tables + 2 + (has_extras_ ? 1 : 0);
   }
   [[nodiscard]] int num_threads() const noexcept override { return 1; }
 
   void run(const ChunkKdaFwdPointers& pointers, std::byte* workspace, Stream stream) const override {
     ChunkKdaFwdTask task = task_;
     task.at = pointers;
-    if (task.is_hopper) task.images = workspace + images_at_;
+    task.images = workspace + images_at_;
     if (task.is_packed) task.sequences = reinterpret_cast<PackedSequence*>(workspace + sequences_at_);
     if (!sequences_.empty()) task.host_sequences = sequences_.data();
     Failure failure;

@@ -49,7 +49,8 @@ struct ChunkKdaFwdTask {
   Divisor by_heads;        // HV
   Divisor by_blocks;       // blocks of a sequence, when dense
   int multiprocessors;
-  std::byte* images;                     // device memory, [blocks,HV] BlockImage; null unless is_hopper
+  int image_groups;                      // of 16 channels, in an Image
+  std::byte* images;                     // device memory, [blocks,HV] BlockImage on the Hopper path, else Image
   PackedSequence* sequences;             // device memory, [N]; null when dense
   const PackedSequence* host_sequences;  // what goes there; null when it is made there from at.cu_seqlens
   Dtype cu_seqlens_dtype;
