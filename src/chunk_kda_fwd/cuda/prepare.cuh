@@ -91,7 +91,7 @@ class Preparer {
       q_[e] = four_at(q_at_[e], t_.q.inner);
       k_[e] = four_at(k_at_[e], t_.k.inner);
       g_[e] = load4(g_at_[e], t_.g_dtype, 0, t_.g.inner, kIsVector);
-      if (kMode == GateMode::kAccumulated && (token_ + 2 * r_ + e) % t_.C != 0) {
+      if (kMode == GateMode::kAccumulated && is_row_[e] && (token_ + 2 * r_ + e) % t_.C != 0) {
         before_[e] = load4(g_at_[e] - t_.g.token * gate_bytes(), t_.g_dtype, 0, t_.g.inner, kIsVector);
       }
       q_at_[e] += 16 * (kIsVector ? 1 : t_.q.inner);
