@@ -124,6 +124,19 @@ __device__ __forceinline__ void take_registers() {
 // Orders this thread's ordinary writes to shared memory before later accesses by bulk copies and wgmma.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Between a load that has seen what another thread published and copies of it by the hardware.
+__device__ __forceinline__ void global_async_proxy_fence() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Publishes what this thread has written, or knows to be written, before.
+__device__ __forceinline__ void store_release(unsigned* to, unsigned x) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+__device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+
 // Four 8 x 8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8. As a fragment, or transposed.
 __device__ __forceinline__ void ldmatrix4(std::uint32_t address, std::uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -279,6 +279,61 @@ TEST(CudaColumns, OfAnyNumber) {
   }
 }
 
+class PathSetting {
+ public:
+  explicit PathSetting(const char* path) { setenv("KDA_CUDA_PATH", path, 1); }
+  ~PathSetting() { unsetenv("KDA_CUDA_PATH"); }
+  PathSetting(const PathSetting&) = delete;
+  PathSetting& operator=(const PathSetting&) = delete;
+};
+
+RunResult run_on_path(const char* path, const CaseInputs& inputs) {
+  const PathSetting setting(path);
+  return run(inputs, OutputSet().set(kAttnOut).set(kFinalState));
+}
+
+void expect_same_bits_on_both_paths(const CaseInputs& inputs) {
+  const RunResult apart = run_on_path("apart", inputs);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const RunResult overlapped = run_on_path("overlapped", inputs);
+    EXPECT_TRUE(overlapped.untouched);
+    for (const int output : {kAttnOut, kFinalState}) {
+      EXPECT_TRUE(overlapped.bytes(output) == apart.bytes(output)) << kChunkKdaFwdOutputNames[output];
+    }
+  }
+}
+
+// Images that are made while states advance are those that are made before.
+TEST(CudaOverlap, GivesTheBitsOfImagesMadeBefore) {
+  struct Shape {
+    std::int64_t B, T, HV, V;
+    bool is_packed;
+  };
+  // One group of columns on a multiprocessor or two; all images but a few late, or few.
+  for (const Shape& shape :
+       {Shape{1, 33, 1, 128, false}, Shape{2, 150, 4, 48, false}, Shape{1, 1000, 4, 256, true},
+        Shape{1, 600, 96, 128, false}, Shape{3, 400, 40, 128, false}, Shape{1, 17, 2, 128, true}}) {
+    for (const Dtype g_dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
+      OpCase c;
+      c.name = "overlap";
+      c.g_dtype = g_dtype;
+      c.B = shape.B;
+      c.T = shape.T;
+      c.H = c.HV = shape.HV;
+      c.V = shape.V;
+      c.initial_state = true;
+      c.gate_scale = 20;
+      if (shape.is_packed) c.cu_seqlens = std::vector<std::int64_t>{0, shape.T};
+      SCOPED_TRACE("T " + std::to_string(shape.T) + ", HV " + std::to_string(shape.HV));
+      expect_same_bits_on_both_paths(make_inputs(c));
+      c.use_gate_in_kernel = true;
+      expect_same_bits_on_both_paths(make_inputs(c));
+      c.safe_gate = true;
+      expect_same_bits_on_both_paths(make_inputs(c));
+    }
+  }
+}
+
 // Every width that the chain of the generic path is compiled for, full and padded, with V on either side of K.
 TEST(CudaShapes, EveryKAndV) {
   for (std::int64_t K = 16; K <= 256; K += 16) {

@@ -90,48 +90,71 @@ bool launch_chain(const ChunkKdaFwdTask& task, const HopperOutputs& outputs, cud
   return succeeded(cudaGetLastError(), "launch of the chain", failure);
 }
 
-template <GateMode kMode, Dtype kGateDtype, bool kIsVector>
-bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
-  using Preparer = HopperPreparer<kMode, kGateDtype, kIsVector>;
-  constexpr int kBytes = Preparer::kWarps * Preparer::kBytes;
-  const auto kernel = hopper_prepare_kernel<Preparer>;
+bool launch_chain(const ChunkKdaFwdTask& task, const HopperOutputs& outputs, cudaStream_t stream, Failure* failure) {
+  return is_plain(task, outputs) ? launch_chain<true>(task, outputs, stream, failure)
+                                 : launch_chain<false>(task, outputs, stream, failure);
+}
+
+template <class Preparer>
+bool launch_overlap(const ChunkKdaFwdTask& task, const HopperOutputs& outputs, cudaStream_t stream, Failure* failure) {
+  using Shape = HopperOverlapShape;
+  constexpr int kBytes = std::max(2 * Shape::kStagesBytes, Shape::kPreparingWarps * Preparer::kBytes);
+  const auto kernel = hopper_overlap_kernel<Preparer>;
   if (!allow_shared_memory(kernel, kBytes, failure)) return false;
-  const std::int64_t wanted = (task.blocks * task.HV + Preparer::kWarps - 1) / Preparer::kWarps;
+  const std::int64_t states = HopperChainShape::parts(task.V) * task.N * task.HV;
+  const auto grid = static_cast<unsigned>(task.preparers + (states + task.groups - 1) / task.groups);
+  kernel<<<grid, Shape::kThreads, kBytes, stream>>>(task, describe_values(task), outputs);
+  return succeeded(cudaGetLastError(), "launch of images and states", failure);
+}
+
+template <class Preparer, Images kImages>
+bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+  constexpr int kBytes = Preparer::kWarps * Preparer::kBytes;
+  const auto kernel = hopper_prepare_kernel<Preparer, kImages>;
+  if (!allow_shared_memory(kernel, kBytes, failure)) return false;
+  const std::int64_t blocks = kImages == Images::kEarly ? task.head_blocks * task.N : task.blocks;
+  const std::int64_t wanted = (blocks * task.HV + Preparer::kWarps - 1) / Preparer::kWarps;
   const auto grid = static_cast<unsigned>(std::min<std::int64_t>(Preparer::kBlocks * task.multiprocessors, wanted));
   kernel<<<grid, 32 * Preparer::kWarps, kBytes, stream>>>(task);
   return succeeded(cudaGetLastError(), "launch of prepare", failure);
 }
 
+template <GateMode kMode, Dtype kGateDtype>
+bool launch(const ChunkKdaFwdTask& task, bool is_vector, cudaStream_t stream, Failure* failure) {
+  using Vectors = HopperPreparer<kMode, kGateDtype, true>;
+  const HopperOutputs outputs = describe_outputs(task);
+  if (is_vector && task.preparers > 0 && is_plain(task, outputs)) {
+    return launch_prepare<Vectors, Images::kEarly>(task, stream, failure) &&
+           launch_overlap<Vectors>(task, outputs, stream, failure);
+  }
+  ChunkKdaFwdTask apart = task;
+  apart.preparers = 0;
+  const bool is_prepared =
+      is_vector ? launch_prepare<Vectors, Images::kAll>(apart, stream, failure)
+                : launch_prepare<HopperPreparer<kMode, kGateDtype, false>, Images::kAll>(apart, stream, failure);
+  return is_prepared && launch_chain(apart, outputs, stream, failure);
+}
+
 template <GateMode kMode>
-bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
+bool launch(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
   const bool is_float = task.g_dtype == Dtype::kFloat32;
   const bool is_aligned = (reinterpret_cast<std::uintptr_t>(task.at.q) | reinterpret_cast<std::uintptr_t>(task.at.k) |
                            reinterpret_cast<std::uintptr_t>(task.at.g)) %
                               16 ==
                           0;
-  if (task.vector_inputs && is_aligned) {
-    return is_float ? launch_prepare<kMode, Dtype::kFloat32, true>(task, stream, failure)
-                    : launch_prepare<kMode, Dtype::kBFloat16, true>(task, stream, failure);
-  }
-  return is_float ? launch_prepare<kMode, Dtype::kFloat32, false>(task, stream, failure)
-                  : launch_prepare<kMode, Dtype::kBFloat16, false>(task, stream, failure);
-}
-
-bool launch_prepare(const ChunkKdaFwdTask& task, cudaStream_t stream, Failure* failure) {
-  if (task.blocks == 0) return true;
-  if (task.gate_mode == GateMode::kSoftplus) return launch_prepare<GateMode::kSoftplus>(task, stream, failure);
-  if (task.gate_mode == GateMode::kBounded) return launch_prepare<GateMode::kBounded>(task, stream, failure);
-  return launch_prepare<GateMode::kActivated>(task, stream, failure);
+  const bool is_vector = task.vector_inputs && is_aligned;
+  return is_float ? launch<kMode, Dtype::kFloat32>(task, is_vector, stream, failure)
+                  : launch<kMode, Dtype::kBFloat16>(task, is_vector, stream, failure);
 }
 
 }  // namespace
 
 bool launch_hopper(const ChunkKdaFwdTask& task, void* stream_, Failure* failure) {
   auto* stream = static_cast<cudaStream_t>(stream_);
-  if (!launch_prepare(task, stream, failure)) return false;
-  const HopperOutputs outputs = describe_outputs(task);
-  return is_plain(task, outputs) ? launch_chain<true>(task, outputs, stream, failure)
-                                 : launch_chain<false>(task, outputs, stream, failure);
+  if (task.blocks == 0) return launch_chain(task, describe_outputs(task), stream, failure);
+  if (task.gate_mode == GateMode::kSoftplus) return launch<GateMode::kSoftplus>(task, stream, failure);
+  if (task.gate_mode == GateMode::kBounded) return launch<GateMode::kBounded>(task, stream, failure);
+  return launch<GateMode::kActivated>(task, stream, failure);
 }
 
 }  // namespace kda::cuda

@@ -122,8 +122,10 @@ class HopperLoader {
   __device__ __forceinline__ void run() const {
     const std::byte* image = t_.images + (item_.first_block * t_.HV + item_.head) * BlockImage::kBytes;
     const int blocks = blocks_of(item_);
+    int made = t_.preparers > 0 ? min(t_.head_blocks, blocks) : blocks;  // images that are known to be there
     unsigned parity = 1;
     for (int block = 0, stage = 0; block < blocks; ++block) {
+      while (made <= block) made = look(block, blocks);
       mbarrier_wait(stages_.empty(stage), parity);
       const std::int64_t token = static_cast<std::int64_t>(block) * kBlock;
       const bool is_whole = values_.is_valid && token + kBlock <= item_.tokens;
@@ -150,6 +152,15 @@ class HopperLoader {
   }
 
  private:
+  // How many of the sequence's images are there, given that those before `block` are.
+  __device__ __forceinline__ int look(int block, int blocks) const {
+    const int mine = block + lane_;
+    const bool is_made = mine < blocks && load_acquire(t_.made + (item_.first_block + mine) * t_.HV + item_.head) != 0;
+    const unsigned missing = __ballot_sync(kAllLanes, !is_made);
+    global_async_proxy_fence();
+    return missing == 0 ? block + 32 : block + __ffs(static_cast<int>(missing)) - 1;
+  }
+
   // v of a block that is not complete, or that no tensor map describes; zero beyond the last token and column.
   __device__ __forceinline__ void fill(std::int64_t token, std::uint32_t to) const {
 #pragma unroll 1
@@ -313,7 +324,7 @@ class HopperAdvancer {
         stages_(stages),
         memory_(stages.memory),
         lane_(static_cast<int>(thread_index()) % 32),
-        warp_(static_cast<int>(thread_index()) / 32),
+        warp_(static_cast<int>(thread_index()) / 32 % 4),
         first_column_(first_column),
         tokens_(is_inside() ? static_cast<int>(item.tokens) : 0),
         out_at_(static_cast<std::uint16_t*>(task.at.attn_out) +
@@ -677,6 +688,21 @@ class HopperAdvancer {
   std::uint32_t out_[4];     // attn_out of the block before
 };
 
+// The columns that a group of four warps advances.
+struct HopperColumns {
+  Item item;
+  int first;
+
+  static __device__ __forceinline__ HopperColumns of(const ChunkKdaFwdTask& t, unsigned index) {
+    const auto parts = static_cast<unsigned>(HopperChainShape::parts(t.V));
+    const unsigned state = index / parts;
+    const unsigned rank = state / static_cast<unsigned>(t.HV);
+    const unsigned head = state - rank * static_cast<unsigned>(t.HV);
+    return {item_of(t, t.is_packed ? t.sequences[rank].longest : rank, head),
+            static_cast<int>(index - state * parts) * HopperChainShape::kColumns};
+  }
+};
+
 template <bool kIsPlain>
 __global__ void __launch_bounds__(HopperChainShape::kThreads, 2)
     hopper_chain_kernel(const __grid_constant__ ChunkKdaFwdTask task, const __grid_constant__ HopperValues values,
@@ -685,12 +711,7 @@ __global__ void __launch_bounds__(HopperChainShape::kThreads, 2)
   const HopperStages stages{shared_address(chain_memory)};
   stages.init(kIsPlain ? 128 : 2 * 32);
   __syncthreads();
-  const auto parts = static_cast<unsigned>(HopperChainShape::parts(task.V));
-  const unsigned state = blockIdx.x / parts;
-  const unsigned rank = state / static_cast<unsigned>(task.HV);
-  const unsigned head = state - rank * static_cast<unsigned>(task.HV);
-  const int first_column = static_cast<int>(blockIdx.x - state * parts) * HopperChainShape::kColumns;
-  const Item item = item_of(task, task.is_packed ? task.sequences[rank].longest : rank, head);
+  const auto [item, first_column] = HopperColumns::of(task, blockIdx.x);
   if (threadIdx.x >= 128) {
     keep_registers<HopperChainShape::other_registers(kIsPlain)>();
     const int warp = static_cast<int>(threadIdx.x - 128) / 32;
@@ -702,6 +723,52 @@ __global__ void __launch_bounds__(HopperChainShape::kThreads, 2)
   } else {
     take_registers<HopperChainShape::state_registers(kIsPlain)>();
     HopperAdvancer<kIsPlain>(task, outputs, item, stages, first_column).run(item);
+  }
+}
+
+// Images and states at the same time, a multiprocessor for every block of threads. The first blocks, which wait for
+// nobody, make the images that hopper_prepare has left. The others advance states, one or two groups each.
+struct HopperOverlapShape {
+  static constexpr int kThreads = 3 * 128;
+  static constexpr int kPreparingWarps = kThreads / 32;
+  static constexpr int kStagesBytes = (HopperChainShape::kPlainBytes + 1023) / 1024 * 1024;  // of a group
+};
+
+template <class Preparer>
+__global__ void __launch_bounds__(HopperOverlapShape::kThreads, 1)
+    hopper_overlap_kernel(const __grid_constant__ ChunkKdaFwdTask task, const __grid_constant__ HopperValues values,
+                          const __grid_constant__ HopperOutputs outputs) {
+  using Shape = HopperOverlapShape;
+  extern __shared__ __align__(1024) std::byte overlap_memory[];
+  const std::uint32_t memory = shared_address(overlap_memory);
+  const auto preparers = static_cast<unsigned>(task.preparers);
+  if (blockIdx.x < preparers) {
+    const unsigned warp = threadIdx.x / 32;
+    Preparer(task, memory + warp * Preparer::kBytes)
+        .template run<Images::kLate>(early_images(task) + Shape::kPreparingWarps * blockIdx.x + warp,
+                                     Shape::kPreparingWarps * preparers, all_images(task));
+    return;
+  }
+  const auto groups = static_cast<unsigned>(task.groups);
+  for (unsigned group = 0; group < groups; ++group) HopperStages{memory + group * Shape::kStagesBytes}.init(128);
+  __syncthreads();
+  // The same for all lanes, and known to be so: descriptors are to lie in uniform registers.
+  const unsigned warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
+  const unsigned group = warp < 8 ? warp / 4 : warp - 8;
+  const unsigned index = (blockIdx.x - preparers) * groups + group;
+  const auto count = static_cast<unsigned>(task.N * task.HV) * static_cast<unsigned>(HopperChainShape::parts(task.V));
+  const bool is_idle = group >= groups || index >= count;
+  const HopperStages stages{memory + group * Shape::kStagesBytes};
+  if (warp >= 8) {
+    keep_registers<HopperChainShape::other_registers(true)>();
+    if (is_idle) return;
+    const auto [item, first_column] = HopperColumns::of(task, index);
+    HopperLoader(task, values, item, stages, first_column).run();
+  } else {
+    take_registers<HopperChainShape::state_registers(true)>();
+    if (is_idle) return;
+    const auto [item, first_column] = HopperColumns::of(task, index);
+    HopperAdvancer<true>(task, outputs, item, stages, first_column).run(item);
   }
 }
 

@@ -413,6 +413,18 @@ __device__ __noinline__ void split_block(std::uint32_t image, bool has_bounded_k
   SplitBlock(image).run<kHasGrowth>(has_bounded_keys);
 }
 
+// Which images: all, or those that are made before states advance, or those that are made meanwhile, each of which is
+// announced.
+enum class Images { kAll, kEarly, kLate };
+
+// Of all sequences and heads together.
+__device__ __forceinline__ unsigned all_images(const ChunkKdaFwdTask& t) {
+  return static_cast<unsigned>(blocks_of(t) * t.HV);
+}
+__device__ __forceinline__ unsigned early_images(const ChunkKdaFwdTask& t) {
+  return min(static_cast<unsigned>(t.head_blocks * t.N * t.HV), all_images(t));
+}
+
 // A warp that makes images. kMode: what turns g into gates. kGateDtype: fp32 or bf16. kIsVector: rows of q, k and g are
 // adjacent, and aligned to 16 bytes.
 template <GateMode kMode, Dtype kGateDtype, bool kIsVector>
@@ -427,12 +439,14 @@ class HopperPreparer {
   __device__ HopperPreparer(const ChunkKdaFwdTask& task, std::uint32_t memory)
       : t_(task), image_(memory), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
-  // Blocks `first`, `first + step`, ... of all sequences and heads together.
-  __device__ void run(unsigned first, unsigned step) {
-    const auto count = static_cast<unsigned>(blocks_of(t_) * t_.HV);
-    if (first >= count) return;
-    fetch(first);
-    for (unsigned index = first; index < count; index += step) {
+  // Blocks `first`, `first + step`, ... below `end` of all sequences and heads together.
+  template <Images kImages>
+  __device__ void run(unsigned first, unsigned step, unsigned end) {
+    constexpr bool kIsByTime = kImages != Images::kAll;
+    if (first >= end) return;
+    fetch<kIsByTime>(first);
+    unsigned index = first;
+    for (; index < end; index += step) {
       forget();
       load_small();
       activate();
@@ -442,7 +456,8 @@ class HopperPreparer {
       forget();
       const bool is_good = settle();
       forget();
-      if (index + step < count) fetch(index + step);
+      if (kImages == Images::kLate && index != first) announce(index - step);
+      if (index + step < end) fetch<kIsByTime>(index + step);
       forget();
       __syncwarp();
       multiply();
@@ -453,11 +468,15 @@ class HopperPreparer {
       async_proxy_fence();
       __syncwarp();
       if (lane_ == 0) {
-        bulk_store(t_.images + static_cast<std::uint64_t>(index) * BlockImage::kBytes, image_, BlockImage::kBytes);
+        bulk_store(t_.images + image_of<kIsByTime>(index) * BlockImage::kBytes, image_, BlockImage::kBytes);
         bulk_store_commit();
       }
     }
-    if (lane_ == 0) bulk_store_wait();
+    if (kImages == Images::kLate) {
+      announce(index - step);
+    } else if (lane_ == 0) {
+      bulk_store_wait();
+    }
   }
 
  private:
@@ -467,14 +486,38 @@ class HopperPreparer {
   // Pieces of 16 bytes in a lane's gates of a row.
   static constexpr int kGateWords = kGateDtype == Dtype::kFloat32 ? 2 : 1;
 
+  // The image of a block, whose copy to memory is the only one under way.
+  __device__ __forceinline__ void announce(unsigned index) const {
+    if (lane_ != 0) return;
+    bulk_store_wait();
+    store_release(t_.made + image_of</*kIsByTime=*/true>(index), 1);
+  }
+
   struct Block {
     Item item;
     std::int64_t token;  // its first
   };
 
+  // Blocks are in the order of memory, or where images are made while states advance, in the order of time: block by
+  // block of a sequence, all sequences and heads.
+  template <bool kIsByTime>
+  __device__ __forceinline__ std::uint64_t image_of(unsigned index) const {
+    if (!kIsByTime) return index;
+    const unsigned block = divide(index, t_.by_heads);
+    const unsigned local = divide(block, t_.by_sequences);
+    const unsigned n = block - local * t_.by_sequences.divisor;
+    return (n * t_.by_blocks.divisor + local) * t_.by_heads.divisor + (index - block * t_.by_heads.divisor);
+  }
+
+  template <bool kIsByTime>
   static __device__ __forceinline__ Block block_of(const ChunkKdaFwdTask& t, unsigned index) {
     const unsigned block = divide(index, t.by_heads);
     const unsigned head = index - block * t.by_heads.divisor;
+    if (kIsByTime) {
+      const unsigned local = divide(block, t.by_sequences);
+      const Item item = item_of(t, block - local * t.by_sequences.divisor, head);
+      return {item, static_cast<std::int64_t>(local) * kBlock};
+    }
     const std::int64_t n =
         t.is_packed ? sequence_at(t, &PackedSequence::first_block, block) : divide(block, t.by_blocks);
     const Item item = item_of(t, n, head);
@@ -482,8 +525,9 @@ class HopperPreparer {
   }
 
   // Starts the loads of a block.
+  template <bool kIsByTime>
   __device__ __forceinline__ void fetch(unsigned index) {
-    const Block block = block_of(t_, index);
+    const Block block = block_of<kIsByTime>(t_, index);
     load(block.item, block.token);
   }
 
@@ -879,13 +923,18 @@ class HopperPreparer {
   bool is_good_ = true;
 };
 
-template <class Preparer>
+template <class Preparer, Images kImages>
 __global__ void __launch_bounds__(32 * Preparer::kWarps, Preparer::kBlocks)
     hopper_prepare_kernel(const __grid_constant__ ChunkKdaFwdTask task) {
   extern __shared__ __align__(1024) std::byte prepare_memory[];
+  if (kImages == Images::kEarly) {
+    const auto count = static_cast<unsigned>(task.blocks * task.HV);
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) task.made[i] = 0;
+  }
   const unsigned warp = threadIdx.x / 32;
   Preparer(task, shared_address(prepare_memory) + warp * Preparer::kBytes)
-      .run(Preparer::kWarps * blockIdx.x + warp, Preparer::kWarps * gridDim.x);
+      .template run<kImages>(Preparer::kWarps * blockIdx.x + warp, Preparer::kWarps * gridDim.x,
+                             kImages == Images::kAll ? all_images(task) : early_images(task));
 }
 
 }  // namespace kda::cuda

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 #include <string_view>
 #include <vector>
@@ -20,11 +21,20 @@ namespace {
 
 constexpr std::int64_t kBlock = 16;
 
-// KDA_CUDA_PATH=generic keeps plans off the Hopper path.
-bool generic_is_forced() {
-  const char* path = std::getenv("KDA_CUDA_PATH");
-  return path != nullptr && std::string_view(path) == "generic";
+// What KDA_CUDA_PATH asks for: to keep off the Hopper path; or there, to make all images before states advance, or some
+// meanwhile wherever that can be.
+enum class Path { kBest, kGeneric, kApart, kOverlapped };
+
+Path wanted_path() {
+  const char* name = std::getenv("KDA_CUDA_PATH");
+  const std::string_view path = name == nullptr ? "" : name;
+  if (path == "generic") return Path::kGeneric;
+  if (path == "apart") return Path::kApart;
+  if (path == "overlapped") return Path::kOverlapped;
+  return Path::kBest;
 }
+
+bool generic_is_forced() { return wanted_path() == Path::kGeneric; }
 
 bool takes_hopper_path(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
   return device.major == 9 && device.minor == 0 && p.dims.K == 128 && p.dtype == Dtype::kBFloat16 &&
@@ -60,6 +70,40 @@ std::int64_t blocks_of(const ChunkKdaFwdProblem& p) {
   std::int64_t blocks = 0;
   for (std::int64_t n = 0; n < p.dims.N; ++n) blocks += ceil_div(p.sequence(n).tokens, kBlock);
   return blocks;
+}
+
+// Decides how many multiprocessors make images while the others advance states, and which: those that come before a
+// state wants them. Times are what an H200 takes (docs/cuda.md); they decide how long a call takes, never what comes out.
+void overlap(ChunkKdaFwdTask& t) {
+  constexpr double kImage = 0.0081;          // us, while all multiprocessors make images
+  constexpr double kLateImage = 1.0;         // us of one multiprocessor while others advance states
+  constexpr double kSteps[] = {0.45, 0.72};  // us, one or two groups on a multiprocessor
+  constexpr double kStart = 35;              // us that a state loses in waiting for its first images
+  constexpr std::int64_t kLead = 1;          // blocks made before in any case
+  const Path path = wanted_path();
+  // Sequences of several lengths have no common order of time.
+  if (!t.is_hopper || path == Path::kApart || t.blocks < 2 * t.N || (t.is_packed && t.N > 1)) return;
+  const std::int64_t states = t.N * t.HV * ceil_div(std::int64_t{t.V}, std::int64_t{64});
+  if (states > 2 * t.multiprocessors) return;
+  const std::int64_t blocks = t.blocks / t.N;
+  const auto steps = static_cast<double>(blocks);
+  const auto images = static_cast<double>(t.blocks * t.HV);
+  double best = kImage * images + steps * kSteps[states > t.multiprocessors ? 1 : 0];
+  if (path == Path::kOverlapped) best = std::numeric_limits<double>::infinity();
+  t.by_sequences = divisor(t.N);
+  for (int groups = 1; groups <= 2; ++groups) {
+    const std::int64_t preparers = t.multiprocessors - ceil_div(states, std::int64_t{groups});
+    if (preparers <= 0) continue;
+    const double chain = steps * kSteps[groups - 1];
+    const double late = std::min(1.0, chain * static_cast<double>(preparers) / (kLateImage * images));
+    const std::int64_t head = std::clamp(blocks - static_cast<std::int64_t>(late * steps), kLead, blocks - 1);
+    const double total = kImage * images * static_cast<double>(head) / steps + chain + kStart;
+    if (total >= best) continue;
+    best = total;
+    t.preparers = static_cast<int>(preparers);
+    t.groups = groups;
+    t.head_blocks = static_cast<int>(head);
+  }
 }
 
 ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device) {
@@ -117,6 +161,7 @@ ChunkKdaFwdTask make_task(const ChunkKdaFwdProblem& p, const DeviceInfo& device)
   t.by_heads = divisor(t.HV);
   if (!t.is_packed) t.by_blocks = divisor(ceil_div(p.dims.T, kBlock));
   t.multiprocessors = device.multiprocessors;
+  overlap(t);
   return t;
 }
 
@@ -131,6 +176,7 @@ class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
     WorkspaceBuilder builder;
     const std::int64_t image_bytes = task_.is_hopper ? BlockImage::kBytes : Image{task_.image_groups}.bytes();
     images_at_ = builder.add("blocks", {task_.blocks, task_.HV, image_bytes}, 1);
+    made_at_ = builder.add("images there", {task_.preparers > 0 ? task_.blocks : 0, task_.HV}, sizeof(unsigned));
     sequences_at_ = builder.add("sequences", {task_.is_packed ? task_.N : 0}, sizeof(PackedSequence));
     regions_ = builder.take();
   }
@@ -148,6 +194,7 @@ class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
     ChunkKdaFwdTask task = task_;
     task.at = pointers;
     task.images = workspace + images_at_;
+    if (task.preparers > 0) task.made = reinterpret_cast<unsigned*>(workspace + made_at_);
     if (task.is_packed) task.sequences = reinterpret_cast<PackedSequence*>(workspace + sequences_at_);
     if (!sequences_.empty()) task.host_sequences = sequences_.data();
     Failure failure;
@@ -160,6 +207,7 @@ class CudaChunkKdaFwd final : public ChunkKdaFwdKernel {
   std::vector<PackedSequence> sequences_;
   bool has_extras_;
   std::size_t images_at_ = 0;
+  std::size_t made_at_ = 0;
   std::size_t sequences_at_ = 0;
   std::vector<WorkspaceRegion> regions_;
 };

@@ -49,8 +49,15 @@ struct ChunkKdaFwdTask {
   Divisor by_heads;        // HV
   Divisor by_blocks;       // blocks of a sequence, when dense
   int multiprocessors;
-  int image_groups;                      // of 16 channels, in an Image
-  std::byte* images;                     // device memory, [blocks,HV] BlockImage on the Hopper path, else Image
+  int image_groups;   // of 16 channels, in an Image
+  std::byte* images;  // device memory, [blocks,HV] BlockImage on the Hopper path, else Image
+  // Where multiprocessors would be idle while the states advance, so many of them make images meanwhile: those of every
+  // sequence's blocks from head_blocks on. 0: all images are made before.
+  int preparers;
+  int groups;  // of 64 columns of a state, on each of the others
+  int head_blocks;
+  Divisor by_sequences;  // N
+  unsigned* made;  // device memory, [blocks,HV]: 1 once an image made meanwhile is there; null where there are none
   PackedSequence* sequences;             // device memory, [N]; null when dense
   const PackedSequence* host_sequences;  // what goes there; null when it is made there from at.cu_seqlens
   Dtype cu_seqlens_dtype;
