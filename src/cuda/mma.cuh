@@ -45,15 +45,10 @@ __device__ __forceinline__ std::uint32_t transposed8x8(std::uint32_t pair) {
   return r;
 }
 
-// Named barriers: `threads` counts those that arrive and those that wait. A warp takes part as a whole.
+// A named barrier for that many threads. A warp takes part as a whole.
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  __syncwarp();
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace kda::cuda

@@ -1,8 +1,8 @@
 #pragma once
 
 // The state's way through the blocks of a sequence. A warp carries 16 columns of it, transposed, in the accumulators of
-// its matrix products; the warps of a block of threads share images of blocks of 16 tokens, which one more warp brings to
-// shared memory. With h the state before a block, row by row of the block's tokens:
+// its matrix products; the warps of a block of threads share images of blocks of 16 tokens, which one more warp brings
+// to shared memory. With h the state before a block, row by row of the block's tokens:
 //
 //     x = beta (v - keys h)
 //     v_new = (I + A)^-1 x
@@ -21,8 +21,8 @@
 
 namespace kda::cuda {
 
-// [16 columns of the state][16 tokens]: tile m holds tokens 8 m to 8 m + 7; of a lane's first column two tokens, then of
-// its second.
+// [16 columns of the state][16 tokens]: tile m holds tokens 8 m to 8 m + 7; of a lane's first column two tokens, then
+// of its second.
 struct Tokens {
   float tile[2][4];
 };
@@ -40,8 +40,8 @@ struct ChainVectors {
 
 inline constexpr int kChainValueBytes = 512;  // of v, per advancing warp and stage
 
-// A ring of stages in shared memory: an image and the advancing warps' parts of v each. While one is worked on the others
-// are on their way; a stage alone is filled and worked on by turns.
+// A ring of stages in shared memory: an image and the advancing warps' parts of v each. While one is worked on the
+// others are on their way; a stage alone is filled and worked on by turns.
 template <int kGroups>
 class ChainStages {
  public:
