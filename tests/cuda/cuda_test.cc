@@ -372,6 +372,32 @@ TEST(CudaShapes, Float16IsKeptTo5e_4) {
   }
 }
 
+// A sequence of one token has no other row: none of what lies a stride away is read.
+TEST(CudaShapes, OneTokenIsReadAlone) {
+  for (const std::int64_t K : {64, 128}) {
+    for (const bool g_is_gk : {false, true}) {
+      OpCase c;
+      c.name = "one token";
+      c.dtype = Dtype::kBFloat16;
+      c.T = 1;
+      c.H = c.HV = 2;
+      c.K = c.V = K;
+      CaseInputs inputs = make_inputs(c);
+      inputs.attributes.fusions.g_is_gk = g_is_gk;
+      const OutputSet outputs = OutputSet().set(kAttnOut).set(kFinalState);
+      const RunResult expected = run(inputs, outputs);
+      ChunkKdaFwdInputs& tensors = inputs.tensors;
+      for (TensorView* view : {&tensors.q, &tensors.k, &tensors.v, &tensors.g, &tensors.beta}) {
+        ASSERT_EQ(view->shape[1], 1);
+        view->strides[1] = std::int64_t{1} << 40;
+      }
+      const RunResult result = run(inputs, outputs);
+      EXPECT_TRUE(result.bytes(kAttnOut) == expected.bytes(kAttnOut)) << K << g_is_gk;
+      EXPECT_TRUE(result.bytes(kFinalState) == expected.bytes(kFinalState)) << K << g_is_gk;
+    }
+  }
+}
+
 TEST(CudaPlan, RefusesADeviceThatIsNotThere) {
   const CaseInputs inputs = make_inputs(packed_case());
   const RunResult result = run(inputs, OutputSet().set(kAttnOut));
