@@ -124,6 +124,7 @@ void AdvanceByPairs(const ChunkShape& s, const Item& item, std::int64_t chunk, c
   ForStatePanels(s, state, columns, [&](const auto& panel) HWY_ATTR {
     AdvancePanelByPairs(s, item, chunk, slot, panel, scratch, prefetch);
   });
+  hwy::FlushStream();
 }
 #endif
 
@@ -137,6 +138,7 @@ void StoreState(const ChunkShape& s, const Item& item, const float* state, Colum
   // A panel is written to elsewhere; StorePanel only reads it.
   ForStatePanels(s, const_cast<float*>(state), columns,
                  [&](const auto& panel) HWY_ATTR { StorePanel(s, panel, item.final_state, 0, scratch.rows); });
+  hwy::FlushStream();
 }
 
 }  // namespace

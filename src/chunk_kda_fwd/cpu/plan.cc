@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "chunk_kda_fwd/backend.h"
@@ -27,6 +28,13 @@ constexpr std::int64_t kStreamedBytes = 1 << 20;
 
 bool streams_outputs(const ChunkKdaFwdDims& d) noexcept {
   return saturating_mul(saturating_mul(d.B, d.T), saturating_mul(d.HV, d.V)) > kStreamedBytes / 2;
+}
+
+// States of more bytes than caches keep until the next call.
+constexpr std::int64_t kStreamedStateBytes = std::int64_t{8} << 20;
+
+bool streams_states(const ChunkKdaFwdDims& d) noexcept {
+  return saturating_mul(saturating_mul(d.N, d.HV), saturating_mul(d.K, d.V)) > kStreamedStateBytes / 4;
 }
 
 Item make_item(const ChunkKdaFwdProblem& p, const ChunkKdaFwdPointers& at, std::int64_t n, std::int64_t head) {
@@ -68,6 +76,7 @@ Item make_item(const ChunkKdaFwdProblem& p, const ChunkKdaFwdPointers& at, std::
     output->streams = streams;
   }
   item.h.streams = streams;
+  item.final_state.streams = streams_states(p.dims);
   return item;
 }
 
@@ -185,25 +194,51 @@ class CpuChunkKdaFwd final : public ChunkKdaFwdKernel {
     for (std::int64_t i = 0; i < count; ++i) {
       items[i] = item_of(call, first + i);
       chunks = std::max(chunks, items[i].chunks(shape_.C));
+    }
+    const auto load = [&](std::int64_t i) {
       kernels_->load_state(shape_, items[i], space.states[i], all, space.advance);
+    };
+    const auto store = [&](std::int64_t i) {
+      if (!items[i].final_state.present()) return;
+      kernels_->store_state(shape_, items[i], space.states[i], all, space.advance);
+    };
+    // A state comes right before its item's first chunk and leaves right behind its last one: while it is in the cache,
+    // and while others are worked on.
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (items[i].tokens > 0) continue;
+      load(i);
+      store(i);
     }
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
       for (std::int64_t i = 0; i < count; ++i) {
         if (chunk >= items[i].chunks(shape_.C)) continue;
-        const bool last = i + 1 == count;
-        ChunkPrefetch next(shape_, items[last ? 0 : i + 1], chunk + (last ? 1 : 0), advance_steps());
+        ChunkPrefetch next = prefetch_behind(call, group, {items, static_cast<std::size_t>(count)}, i, chunk);
+        if (chunk == 0) load(i);
         kernels_->prepare(shape_, items[i], chunk, space.slot, space.prepare);
         kernels_->advance(shape_, items[i], chunk, space.slot, space.states[i], all, space.advance, next);
+        if (chunk + 1 == items[i].chunks(shape_.C)) store(i);
       }
-    }
-    if (!items[0].final_state.present()) return;
-    for (std::int64_t i = 0; i < count; ++i) {
-      kernels_->store_state(shape_, items[i], space.states[i], all, space.advance);
     }
   }
 
-  // Steps of a chunk's advance in which it prefetches.
-  [[nodiscard]] std::int64_t advance_steps() const { return panels() * shape_.blocks() * (shape_.K / kBlock) * 3; }
+  // What a thread reads after this chunk of items[i]: the next item's, or the first one's next chunk, or behind the
+  // group's last the first of a group that this thread may well get.
+  [[nodiscard]] ChunkPrefetch prefetch_behind(const Call& call, std::int64_t group, std::span<const Item> items,
+                                              std::int64_t i, std::int64_t chunk) const {
+    const std::int64_t rows = std::min<std::int64_t>(shape_.C, items[i].tokens - chunk * shape_.C);
+    const std::int64_t steps = advance_steps((rows + kBlock - 1) / kBlock);
+    if (i + 1 < static_cast<std::int64_t>(items.size())) return {shape_, items[i + 1], chunk, steps};
+    const std::int64_t following = group + schedule_.threads();
+    if (chunk + 1 < items[0].chunks(shape_.C) || following >= schedule_.groups()) {
+      return {shape_, items[0], chunk + 1, steps};
+    }
+    return {shape_, item_of(call, schedule_.group_begin(following)), 0, steps};
+  }
+
+  // Steps of an advance through so many blocks in which it prefetches.
+  [[nodiscard]] std::int64_t advance_steps(std::int64_t blocks) const {
+    return panels() * blocks * (shape_.K / kBlock) * 3;
+  }
 
   // Panels of the shared items' states, and chunks of one window of them.
   [[nodiscard]] std::int64_t panels() const {

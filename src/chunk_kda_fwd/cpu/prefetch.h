@@ -7,9 +7,9 @@
 
 namespace kda::cpu {
 
-// Brings the rows that a chunk reads to the second-level cache, a few at a time, while the state moves through the
-// chunk that is computed before it. In the token-major layouts a head's rows lie far apart, so that the processor does
-// not see the next one coming.
+// Brings the rows that a chunk reads, and before the first chunk initial_state, to the second-level cache, a few at a
+// time, while the state moves through the chunk that is computed before it. In the token-major layouts a head's rows lie
+// far apart, so that the processor does not see the next one coming.
 //
 // GCC takes a function that only prefetches for one without effect and removes its calls, so nothing here may stay a
 // call.
@@ -29,10 +29,19 @@ class ChunkPrefetch {
     g_ = Row(item.g, token, s.K);
     v_ = Row(item.v, token, s.V);
     beta_ = Row(item.beta, token, 1);
+    if (chunk == 0 && item.initial_state.present()) {
+      const StateView& state = item.initial_state;
+      const bool by_keys = state.v == 1;
+      state_ = Row({state.data, by_keys ? state.k : state.v, by_keys ? state.v : state.k, state.dtype}, 0,
+                   by_keys ? s.V : s.K);
+      state_rows_ = state_.data == nullptr ? 0 : (by_keys ? s.K : s.V);
+      state_rows_per_step_ = static_cast<int>((state_rows_ + steps - 1) / steps);
+    }
   }
 
   [[gnu::always_inline]] void step() noexcept {
     for (int i = 0; i < parts_per_step_; ++i) fetch_part();
+    for (int i = 0; i < state_rows_per_step_ && state_row_ < state_rows_; ++i) state_.fetch(state_row_++);
   }
 
  private:
@@ -84,6 +93,10 @@ class ChunkPrefetch {
   int parts_per_step_ = 0;
   int part_ = 0;
   Row q_, k_, g_, v_, beta_;
+  std::int64_t state_row_ = 0;  // the next to bring
+  std::int64_t state_rows_ = 0;
+  int state_rows_per_step_ = 0;
+  Row state_;
 };
 
 }  // namespace kda::cpu
