@@ -15,7 +15,7 @@ struct KdaGateCumsumTask;
 
 namespace kda::cuda {
 
-inline constexpr std::uint32_t kAbiVersion = 3;
+inline constexpr std::uint32_t kAbiVersion = 4;
 inline constexpr const char* kEntryName = "kda_cuda_entry";
 
 struct Failure {
