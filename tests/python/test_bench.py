@@ -42,6 +42,11 @@ def test_figures_agree_with_each_other(tmp_path):
         assert m["ratio_to_sgemm"] == pytest.approx(m["gflops"] / m["sgemm_gflops"])
         assert m["token_heads_per_second"] == pytest.approx(m["tokens"] * m["heads"] / seconds)
         assert m["case"] in done.stdout
+        # The state comes in where the case has one, and goes out; two chunks' states are among all outputs.
+        moved = m["ratio_to_bandwidth_floor"] * seconds * 1e9 * m["copy_gbytes_per_second"]
+        state = 4 * 128 * 128 * m["heads"]
+        assert moved > state * (2 if m["outputs"] == "all" else 1) + m["tokens"] * m["heads"] * 128 * 2 * 5
+        assert m["flops_per_byte"] == pytest.approx(work / moved)
     assert report["settings"]["threads"] == 2
 
 

@@ -135,8 +135,7 @@ def bench(settings: Settings, backend: str, json_file: Path | None, plot_file: P
     if target == CPU:
         stdout().print(f"NumPy's BLAS: {conditions['blas']}")
         stdout().print(
-            "of sgemm: rate by nominal work over NumPy's sgemm; "
-            "of copy: the time that copying inputs and attn_out takes"
+            "of sgemm: rate by nominal work over NumPy's sgemm; of copy: the time that copying inputs and outputs takes"
         )
 
 
@@ -218,7 +217,7 @@ def _measure(case: Case, output_set: str, settings: Settings, usual: Case | None
         threads.append(1)
     names, products = OUTPUT_SETS[output_set], settings.state_products
     calls = [operator(make_arguments(c), names, used, target, products) for c, used in zip(cases, threads, strict=True)]
-    moved = sum(getattr(arguments, name).nbytes for name in ("q", "k", "v", "g", "beta")) + arguments.v.nbytes
+    moved = bytes_moved(arguments, names)
     if target == CPU:
         with ThreadPoolExecutor(settings.threads) as pool:
             works = [_sgemm(settings.sgemm_size), _copy(settings.threads, pool), *calls]
@@ -304,6 +303,15 @@ def operator(
         call.execute(views, threads, 0, allocate)
 
     return execute
+
+
+def bytes_moved(arguments: Arguments, names: tuple[str, ...]) -> int:
+    """Return the bytes of a call's large inputs, in NumPy arrays, and of the named outputs."""
+    inputs = (getattr(arguments, name) for name in ("q", "k", "v", "g", "beta", "initial_state"))
+    specs = dict(zip(OUTPUTS, prepare(arguments).outputs(), strict=True))
+    kind = _arrays.kind_of(OP, "q", arguments.q)
+    outputs = (kind.empty(*specs[name], like=arguments.q) for name in names)
+    return sum(array.nbytes for array in (*inputs, *outputs) if array is not None)
 
 
 def _sgemm(size: int) -> Work:
