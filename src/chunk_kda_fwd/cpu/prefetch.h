@@ -8,8 +8,8 @@
 namespace kda::cpu {
 
 // Brings the rows that a chunk reads, and before the first chunk initial_state, to the second-level cache, a few at a
-// time, while the state moves through the chunk that is computed before it. In the token-major layouts a head's rows lie
-// far apart, so that the processor does not see the next one coming.
+// time, while the state moves through the chunk that is computed before it. In the token-major layouts a head's rows
+// lie far apart, so that the processor does not see the next one coming.
 //
 // GCC takes a function that only prefetches for one without effect and removes its calls, so nothing here may stay a
 // call.

@@ -73,7 +73,7 @@ std::int64_t blocks_of(const ChunkKdaFwdProblem& p) {
 }
 
 // Decides how many multiprocessors make images while the others advance states, and which: those that come before a
-// state wants them. Times are what an H200 takes (docs/cuda.md); they decide how long a call takes, never what comes out.
+// state wants them. Times are what an H200 takes (docs/cuda.md); how long a call takes depends on them, results do not.
 void overlap(ChunkKdaFwdTask& t) {
   constexpr double kImage = 0.0081;          // us, while all multiprocessors make images
   constexpr double kLateImage = 1.0;         // us of one multiprocessor while others advance states
@@ -84,15 +84,16 @@ void overlap(ChunkKdaFwdTask& t) {
   // Sequences of several lengths have no common order of time.
   if (!t.is_hopper || path == Path::kApart || t.blocks < 2 * t.N || (t.is_packed && t.N > 1)) return;
   const std::int64_t states = t.N * t.HV * ceil_div(std::int64_t{t.V}, std::int64_t{64});
-  if (states > 2 * t.multiprocessors) return;
+  const std::int64_t multiprocessors = t.multiprocessors;
+  if (states > 2 * multiprocessors) return;
   const std::int64_t blocks = t.blocks / t.N;
   const auto steps = static_cast<double>(blocks);
   const auto images = static_cast<double>(t.blocks * t.HV);
-  double best = kImage * images + steps * kSteps[states > t.multiprocessors ? 1 : 0];
+  double best = kImage * images + steps * kSteps[states > multiprocessors ? 1 : 0];
   if (path == Path::kOverlapped) best = std::numeric_limits<double>::infinity();
   t.by_sequences = divisor(t.N);
   for (int groups = 1; groups <= 2; ++groups) {
-    const std::int64_t preparers = t.multiprocessors - ceil_div(states, std::int64_t{groups});
+    const std::int64_t preparers = multiprocessors - ceil_div(states, std::int64_t{groups});
     if (preparers <= 0) continue;
     const double chain = steps * kSteps[groups - 1];
     const double late = std::min(1.0, chain * static_cast<double>(preparers) / (kLateImage * images));
