@@ -12,6 +12,7 @@
 
 #include "chunk_kda_fwd/cuda/hopper_image.h"
 #include "chunk_kda_fwd/cuda/prepare.cuh"
+#include "chunk_kda_fwd/cuda/substitution.cuh"
 #include "cuda/async.cuh"
 #include "cuda/mma.cuh"
 
@@ -870,25 +871,15 @@ class HopperPreparer {
                  __float_as_uint(beta * next));
   }
 
-  // Forward substitution; a lane has a column.
+  // A lane has a column.
   __device__ __forceinline__ void invert() const {
     const int column = lane_ % kBlock;
     const std::uint32_t pairs = image_ + kScratch;
     float x[kBlock];
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      float even = i == column ? 1.0f : 0.0f;
-      float odd = 0;
-#pragma unroll
-      for (int j = 0; j < i; j += 4) {
-        const float4 a = load_shared<float4>(pairs + static_cast<std::uint32_t>((i * kPairPitch + j) * 4));
-        even = fmaf(-a.x, x[j], even);
-        if (j + 1 < i) odd = fmaf(-a.y, x[j + 1], odd);
-        if (j + 2 < i) even = fmaf(-a.z, x[j + 2], even);
-        if (j + 3 < i) odd = fmaf(-a.w, x[j + 3], odd);
-      }
-      x[i] = even + odd;
-    }
+    substitute(
+        column,
+        [&](int i, int j) { return load_shared<float4>(pairs + static_cast<std::uint32_t>((i * kPairPitch + j) * 4)); },
+        x);
     // Each half of the lanes stores half the rows.
     const int first = 8 * half();
     const int column_at = BlockImage::solve(0, column);

@@ -11,6 +11,7 @@
 
 #include "chunk_kda_fwd/cuda/image.h"
 #include "chunk_kda_fwd/cuda/item.cuh"
+#include "chunk_kda_fwd/cuda/substitution.cuh"
 #include "cuda/lanes.cuh"
 #include "cuda/mma.cuh"
 
@@ -346,24 +347,12 @@ class Preparer {
     }
   }
 
-  // Forward substitution, the one way that stays exact when keys are alike; a lane has a column.
+  // A lane has a column.
   __device__ __forceinline__ void invert() {
     const int column = lane_ % kBlock;
     float x[kBlock];
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      float even = i == column ? 1.0f : 0.0f;
-      float odd = 0;
-#pragma unroll
-      for (int j = 0; j < i; j += 4) {
-        const float4 a = *reinterpret_cast<const float4*>(memory_.kk + i * Memory::kPitch + j);
-        even = fmaf(-a.x, x[j], even);
-        if (j + 1 < i) odd = fmaf(-a.y, x[j + 1], odd);
-        if (j + 2 < i) even = fmaf(-a.z, x[j + 2], even);
-        if (j + 3 < i) odd = fmaf(-a.w, x[j + 3], odd);
-      }
-      x[i] = even + odd;
-    }
+    substitute(
+        column, [&](int i, int j) { return *reinterpret_cast<const float4*>(memory_.kk + i * Memory::kPitch + j); }, x);
     // Each half of the lanes stores half the rows.
     const int m = lane_ / kBlock;
     float* to = image_ + Image{t_.image_groups}.solve() / 4 + m * (Image::kLanesBytes / 4) + column % 8 / 2 * 4 +
