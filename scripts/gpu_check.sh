@@ -35,14 +35,18 @@ export KDA_DRIVER_VERSION
 
 if [[ $steps == *" tests "* ]]; then
   shards=$(($(nproc) > 12 ? 12 : $(nproc)))
-  for ((i = 0; i < shards; ++i)); do
-    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i timeout 400 "$BIN/kda_cuda_tests" --gtest_brief=1 \
-      >"/tmp/tests.$i.log" 2>&1 &
-    pids[i]=$!
+  # As plans choose, then each form of the kernels wherever it can be had.
+  for path in chosen overlapped generic; do
+    for ((i = 0; i < shards; ++i)); do
+      KDA_CUDA_PATH=$path GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i timeout 400 "$BIN/kda_cuda_tests" --gtest_brief=1 \
+        >"/tmp/tests.$path.$i.log" 2>&1 &
+      pids[i]=$!
+    done
+    for ((i = 0; i < shards; ++i)); do wait "${pids[i]}" || failed=1; done
+    echo "tests, $path path"
+    grep -hE "FAILED  \]|PASSED|skipped" /tmp/tests."$path".*.log | sort | uniq -c | sort -rn | head -60
   done
-  for ((i = 0; i < shards; ++i)); do wait "${pids[i]}" || failed=1; done
   cat /tmp/tests.*.log >"$OUT/tests.log"
-  grep -hE "FAILED  \]|PASSED|skipped" /tmp/tests.*.log | sort | uniq -c | sort -rn | head -60
 fi
 
 has_package() {
@@ -59,12 +63,17 @@ if [[ $steps == *" python "* ]]; then
 fi
 
 if [[ $steps == *" sanitizer "* ]]; then
-  list='*/tail_T65_*:*/packed_edges_BSND_C64:*/dims_K48_V32_C128:*/dims_K256_V256_C64:*/groups_of_8:CudaSequences.*:KdaGate*StridesDoNotMatter:Cuda/StrongGates.AreExact/*:LargeKeys.*'
+  list='*/tail_T65_*:*/packed_edges_BSND_C64:*/dims_K48_V32_C128:*/dims_K256_V256_C64:*/groups_of_8:CudaSequences.*:KdaGate*StridesDoNotMatter:Cuda/StrongGates.AreExact/*:LargeKeys.*:CudaShapes.One*'
+  parts=4
   for tool in memcheck racecheck initcheck; do
+    for ((i = 0; i < parts; ++i)); do
+      KDA_CUDA_PATH=overlapped GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$i timeout 300 compute-sanitizer --error-exitcode 1 \
+        --tool "$tool" "$BIN/kda_cuda_tests" --gtest_brief=1 --gtest_filter="$list" >"$OUT/$tool.$i.log" 2>&1 &
+      pids[i]=$!
+    done
+    for ((i = 0; i < parts; ++i)); do wait "${pids[i]}" || failed=1; done
     echo "compute-sanitizer $tool"
-    timeout 300 compute-sanitizer --tool "$tool" "$BIN/kda_cuda_tests" --gtest_brief=1 --gtest_filter="$list" \
-      >"$OUT/$tool.log" 2>&1 || failed=1
-    grep -E "ERROR SUMMARY|RACECHECK SUMMARY|FAILED|PASSED" "$OUT/$tool.log"
+    grep -hE "ERROR SUMMARY|RACECHECK SUMMARY|FAILED|PASSED" "$OUT/$tool".*.log | sort | uniq -c
   done
 fi
 
