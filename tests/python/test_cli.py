@@ -71,6 +71,12 @@ def test_run_writes_the_outputs_of_the_call(tmp_path, case):
 
 
 @pytest.mark.skipif(not EXAMPLE.exists(), reason="the example is not there")
+def test_version():
+    result = kda_command("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"kda {kda.__version__}\n"
+
+
 def test_run_on_the_example(tmp_path):
     output = tmp_path / "out.safetensors"
     result = kda_command("run", EXAMPLE, "-o", output, "--check", "--backend", "cpu")

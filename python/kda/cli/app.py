@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
+from kda import __version__
 from kda.cli import bench as bench_command
 from kda.cli import info as info_command
 from kda.cli import inspect as inspect_command
 from kda.cli import run as run_command
 from kda.cli import verify as verify_command
-from kda.cli.console import user_errors
+from kda.cli.console import stdout, user_errors
 from kda.cli.files import Attributes
 
 app = typer.Typer(
-    help="Kimi Delta Attention operators on this machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,6 +35,21 @@ StateVFirst = Annotated[bool | None, typer.Option(help="States are [..., V, K]."
 StateProducts = Annotated[
     str, typer.Option(metavar="FORMAT", help="float32, or bfloat16: faster and less exact, where the CPU has it.")
 ]
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        stdout().print(f"kda {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def kda_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Kimi Delta Attention operators on this machine."""
 
 
 @app.command()
