@@ -7,7 +7,8 @@
 // Between blocks of 16 tokens, E_ij factors into the decay down to row i of its own block and the decay from column j
 // to that block's first row, both at most 1.
 
-#include "chunk_kda_fwd/cuda/prepare.cuh"
+#include "chunk_kda_fwd/cuda/item.cuh"
+#include "cuda/lanes.cuh"
 
 namespace kda::cuda {
 

@@ -30,7 +30,7 @@ struct HopperChainShape {
   static constexpr int kThreads = 128 + 128;
   static constexpr int state_registers(bool is_plain) { return is_plain ? 216 : 208; }
   static constexpr int other_registers(bool is_plain) { return is_plain ? 40 : 48; }
-  static constexpr int kColumns = 64;
+  static constexpr int kColumns = kStateColumns;
   static constexpr int parts(int V) { return (V + kColumns - 1) / kColumns; }
   static constexpr int kStages = 4;
 

@@ -5,6 +5,9 @@
 
 namespace kda::cuda {
 
+// Columns of a state that a group of four warps advances.
+inline constexpr int kStateColumns = 64;
+
 struct BlockImage {
   // [2 panels of 64 channels][16 keys, 16 queries][64] bf16, 128-byte swizzle: one operand of 32 rows.
   static constexpr int kKeys = 0;        // k * decay from the block's first row on

@@ -83,7 +83,7 @@ void overlap(ChunkKdaFwdTask& t) {
   const Path path = wanted_path();
   // Sequences of several lengths have no common order of time.
   if (!t.is_hopper || path == Path::kApart || t.blocks < 2 * t.N || (t.is_packed && t.N > 1)) return;
-  const std::int64_t states = t.N * t.HV * ceil_div(std::int64_t{t.V}, std::int64_t{64});
+  const std::int64_t states = t.N * t.HV * ceil_div(std::int64_t{t.V}, std::int64_t{kStateColumns});
   const std::int64_t multiprocessors = t.multiprocessors;
   if (states > 2 * multiprocessors) return;
   const std::int64_t blocks = t.blocks / t.N;

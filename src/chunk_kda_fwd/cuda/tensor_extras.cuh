@@ -8,9 +8,10 @@
 // is a number to multiply with; rows from the first one on where it is not are computed pair by pair. Between blocks
 // E_ij is P_i times the decay of the blocks between times the decay of the rows behind j in its block, all at most 1.
 
-#include "chunk_kda_fwd/cuda/prepare.cuh"
+#include "chunk_kda_fwd/cuda/item.cuh"
 #include "chunk_kda_fwd/cuda/substitution.cuh"
 #include "cuda/async.cuh"
+#include "cuda/lanes.cuh"
 #include "cuda/split.cuh"
 
 namespace kda::cuda {
